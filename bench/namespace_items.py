@@ -97,7 +97,7 @@ def main(items: int) -> None:
     timed("QUEUE POP", ROUNDS, lambda: do(b"QUEUE", b"POP", path))
     do(b"QUEUE", b"TAKE", path, b"8000")
     job = Job(bench.machine.state, Asker(), Version(0, 0, bench.lsn + 1), 0)
-    timed("end of who has 10,000 items", 1, lambda: bench.machine.end_sessions(job, (7,)))
+    timed("end of who has 10,000 items", 1, lambda: bench.machine.end(job, (7,)))
     timed("QUEUE PURGE", 1, lambda: do(b"QUEUE", b"PURGE", path))
 
     do(b"CREATE", b"COUNTER", b"/b/c")

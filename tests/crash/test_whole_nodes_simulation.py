@@ -5,9 +5,6 @@
 
 from __future__ import annotations
 
-import os
-import subprocess
-import sys
 from collections import Counter
 from pathlib import Path
 
@@ -15,8 +12,9 @@ import pytest
 
 from simulators.coordination_sim.conditions import Options
 from simulators.coordination_sim.runs import command
-from simulators.coordination_sim.whole import WholeWorld, run
-from simulators.pool_plants import PLANTS as POOL_PLANTS
+from simulators.coordination_sim.search import search
+from simulators.coordination_sim.whole import run
+from simulators.coordination_sim.whole_mistakes import OF_POOLS, WHOLE_PLANTS
 
 TESTS = Path(__file__).parents[1]
 SEEDS, CASES = 8, 4
@@ -26,7 +24,7 @@ REGISTERS = Options(without=frozenset(("namespaces",)))
 
 
 @pytest.mark.parametrize("case", range(CASES))
-def test_whatever_happens_all_groups_keep_their_word_and_come_back(case: int) -> None:
+def test_invariants_of_all_groups_hold_under_faults_and_they_recover(case: int) -> None:
     for seed in range(case, SEEDS, CASES):
         outcome = run(seed, REGISTERS)
         assert outcome.wrong is None, f"{outcome.wrong}\n{command(seed, REGISTERS, is_whole=True)}"
@@ -53,7 +51,7 @@ def test_clients_of_namespaces_in_several_groups_are_told_the_truth() -> None:
 FORCED = Options(only=frozenset(("forced", "crash")))
 
 
-def test_a_group_that_was_forced_to_go_on_is_left_by_its_old_members_whoever_tells_them() -> None:
+def test_old_members_leave_a_forced_group() -> None:
     outcomes = [run(seed, FORCED) for seed in range(2, 8)]
     assert [outcome.wrong for outcome in outcomes] == [None] * 6
     total = sum((outcome.counts for outcome in outcomes), Counter())
@@ -70,34 +68,7 @@ def test_a_mistake_of_a_replica_is_found(plant: str) -> None:
     assert any(run(seed, Options(plant=plant)).wrong for seed in range(6))
 
 
-@pytest.mark.parametrize(
-    "name", ["effects do not wait for the disk", "that a group is formatted is not kept"]
-)
-def test_a_mistake_of_a_pool_is_found(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    owner, method, mistake, _ = POOL_PLANTS[name]
-    monkeypatch.setattr(owner, method, mistake)
-    short = Options(only=frozenset(("crash", "reconfigure")))
-    assert any(run(seed, short).wrong for seed in range(4))
-
-
-def test_a_seed_is_the_same_run_in_every_process() -> None:
-    digests = set()
-    for hash_seed in ("1", "2"):
-        environment = {**os.environ, "PYTHONPATH": f"{TESTS}:{TESTS.parent / 'src'}"}
-        found = subprocess.run(
-            [sys.executable, "-m", "simulators.coordination_sim", "--whole",
-            "--only=namespaces,crash"],
-            env={**environment, "PYTHONHASHSEED": hash_seed}, capture_output=True, check=True,
-            text=True,
-        )  # fmt: skip
-        digests |= {line for line in found.stdout.splitlines() if line.startswith("digest")}
-    assert len(digests) == 1
-
-
-def test_a_trace_changes_nothing() -> None:
-    options = Options(only=frozenset(("crash",)))
-    plain, traced = WholeWorld(5, options), WholeWorld(5, options, trace="all")
-    plain.run()
-    traced.run()
-    assert traced.lines
-    assert plain.loop.digest == traced.loop.digest
+@pytest.mark.parametrize("plant", OF_POOLS)
+def test_a_mistake_of_a_pool_is_found(plant: str) -> None:
+    found = search(plant, 0, 6, run, WHOLE_PLANTS)
+    assert found.said is not None, found

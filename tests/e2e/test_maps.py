@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import pytest
@@ -25,6 +25,24 @@ def nodes(make_node: Callable[..., NodeProcess]) -> Nodes:
     return {name: make_node("--no-memcached", name=name).start() for name in "ab"}
 
 
+@pytest.fixture(scope="module")
+def both(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Nodes]:
+    """Two nodes for all tests that neither stop nor kill them."""
+    made = {
+        name: NodeProcess(tmp_path_factory.mktemp("maps") / name, "--no-memcached")
+        for name in "ab"
+    }
+    with made["a"], made["b"]:
+        yield made
+
+
+@pytest.fixture
+def pair(both: Nodes) -> Nodes:
+    for node in both.values():
+        ask(node, "DELETE", "/buckets/shared")
+    return both
+
+
 def config_of(node: NodeProcess) -> dict[str, Any]:
     with RawClient(node.kv, "shared") as client:
         config: dict[str, Any] = json.loads(client.ask(Opcode.GET_CLUSTER_CONFIG).value)
@@ -36,23 +54,23 @@ def seqnos(node: NodeProcess) -> list[int]:
     return [copy["high_seqno"] for copy in answer["partitions"]]
 
 
-def test_a_bucket_is_shared_by_two_nodes(nodes: Nodes) -> None:
-    give_map(nodes, "shared", ROWS)
-    assert states(nodes["a"], "shared") == ["absent"] * 4 + ["replica"] * 4
-    assert states(nodes["b"], "shared") == ["replica"] * 4 + ["absent"] * 4
-    activate_first(nodes, "shared", ROWS)
-    shown = [config_of(node) for node in nodes.values()]
+def test_a_bucket_is_shared_by_two_nodes(pair: Nodes) -> None:
+    give_map(pair, "shared", ROWS)
+    assert states(pair["a"], "shared") == ["absent"] * 4 + ["replica"] * 4
+    assert states(pair["b"], "shared") == ["replica"] * 4 + ["absent"] * 4
+    activate_first(pair, "shared", ROWS)
+    shown = [config_of(node) for node in pair.values()]
     assert [config["vBucketServerMap"]["vBucketMap"] for config in shown] == [
         [[0, 1]] * 4 + [[1, 0]] * 4
     ] * 2
     keys = [b"key-%d" % number for number in range(200)]
-    host, port = nodes["a"].kv
+    host, port = pair["a"].kv
     with millstream.connect(f"{host}:{port}", bucket="shared") as client:
         for key in keys:
             client.upsert(key, b"of " + key)
         assert [client.get(key).value for key in keys] == [b"of " + key for key in keys]
     accepted = 0
-    for name, node in nodes.items():
+    for name, node in pair.items():
         _, answer = ask(node, "GET", "/buckets/shared/partitions")
         active = [copy for copy in answer["partitions"] if copy["state"] == "active"]
         assert [copy["partition"] for copy in active] == [
@@ -85,17 +103,17 @@ def test_a_client_goes_on_where_a_node_is_gone(nodes: Nodes) -> None:
             assert found.value == b"after"
 
 
-def test_who_asks_the_wrong_node_is_told_of_the_right_one(nodes: Nodes) -> None:
-    give_map(nodes, "shared", ROWS)
-    activate_first(nodes, "shared", ROWS)
+def test_who_asks_the_wrong_node_is_told_of_the_right_one(pair: Nodes) -> None:
+    give_map(pair, "shared", ROWS)
+    activate_first(pair, "shared", ROWS)
     key = next(b"%d" % n for n in range(100) if partition_of(b"%d" % n, 8) >= 4)
-    with RawClient(nodes["a"].kv, "shared") as client:
+    with RawClient(pair["a"].kv, "shared") as client:
         refused = client.ask(Opcode.GET, vbucket=partition_of(key, 8), key=key)
     assert refused.status == Status.NOT_MY_VBUCKET
     told = json.loads(refused.value)
     server_map = told["vBucketServerMap"]
     owner = server_map["serverList"][server_map["vBucketMap"][partition_of(key, 8)][0]]
-    assert owner == "{}:{}".format(*nodes["b"].kv)
+    assert owner == "{}:{}".format(*pair["b"].kv)
 
 
 @pytest.mark.parametrize("end", ["kill", pytest.param("stop", marks=pytest.mark.slow)])
@@ -135,10 +153,10 @@ def test_a_bucket_that_there_is_is_given_a_second_node(nodes: Nodes) -> None:
     assert states(a, "shared") == ["replica"] * 8, "another may have taken its place"
 
 
-def test_maps_that_are_refused(nodes: Nodes) -> None:
-    give_map(nodes, "shared", ROWS, revision=3)
-    path, node = "/buckets/shared/map", nodes["a"]
-    good = {**map_of(nodes, ROWS, revision=3), "this": "a"}
+def test_maps_that_are_refused(pair: Nodes) -> None:
+    give_map(pair, "shared", ROWS, revision=3)
+    path, node = "/buckets/shared/map", pair["a"]
+    good = {**map_of(pair, ROWS, revision=3), "this": "a"}
     before = ask(node, "GET", path)
     for change, status, code in (
         ({"revision": 2}, 409, "older_map"),

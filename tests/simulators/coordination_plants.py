@@ -70,7 +70,7 @@ class ReadLeaving(Reads):
 
 
 class LeadAfterRestart(Replica):
-    """The first view of an epoch is led again after a restart."""
+    """A member leads the first view of an epoch again after a restart."""
 
     def _started_up(self) -> None:
         super()._started_up()
@@ -83,7 +83,7 @@ class LeadAfterRestart(Replica):
 
 
 class NoopAnyEpoch(ReplicaState):
-    """No entry of the own view behind the end of the epoch before."""
+    """A new primary logs no entry of its own view after the end of the last epoch."""
 
     @property
     def closing(self) -> bool:
@@ -91,7 +91,7 @@ class NoopAnyEpoch(ReplicaState):
 
 
 class Loyal(Replica):
-    """A check of a suspended primary counts as hearing it."""
+    """A quorum check of a suspended primary counts as a sign of life."""
 
     def __init__(self, *arguments: Any) -> None:
         super().__init__(*arguments)
@@ -132,14 +132,14 @@ class OwnAckEarly(NormalCase):
 
 
 class NonceAgain(Reads):
-    """A quorum check uses its nonce again."""
+    """A quorum check reuses its nonce."""
 
     def next_nonce(self) -> int:
         return self.state.incarnation
 
 
 class WeakQuorum(NormalCase):
-    """One acknowledgement too few commits."""
+    """An entry is committed with one acknowledgement too few."""
 
     def count_acks(self) -> None:
         state = self.state
@@ -148,7 +148,7 @@ class WeakQuorum(NormalCase):
 
 
 class VolatileView(ViewChange):
-    """The view is not durable before the vote."""
+    """A member votes before its view is durable."""
 
     def leave(self, view: int) -> None:
         super().leave(view)
@@ -158,7 +158,7 @@ class VolatileView(ViewChange):
 
 
 class NoCheck(Reads):
-    """Reads are answered without asking anybody."""
+    """Reads are answered without a quorum check."""
 
     def on_read(self, read: Any) -> None:
         if self.state.leading and not self.state.suspended and self._may_read:
@@ -168,7 +168,7 @@ class NoCheck(Reads):
 
 
 class ReadBeforeNoop(Reads):
-    """A new primary reads before it knows what is committed."""
+    """A new primary serves reads before it knows what is committed."""
 
     @property
     def _may_read(self) -> bool:
@@ -176,7 +176,7 @@ class ReadBeforeNoop(Reads):
 
 
 class FaultyIsMissing(Storage):
-    """A damaged entry at the end is cut at a restart, as if it had never been there."""
+    """A damaged entry at the end of the log is cut at a restart."""
 
     def load(self, image: Any) -> None:
         whole = []
@@ -188,7 +188,7 @@ class FaultyIsMissing(Storage):
 
 
 class BehindTheEnd(Reconfiguration):
-    """Requests are logged behind the entry that ends the epoch."""
+    """Requests are logged after the entry that ends the epoch."""
 
     def hold(self, request: Any) -> None:
         self.normal.order(request)
@@ -207,7 +207,7 @@ class TableOnReceipt(NormalCase):
 
 
 class CutFirst(ViewChange):
-    """Who hears of a later view cuts its log down to the commit before the new log is here."""
+    """A member that learns of a later view cuts its log before it has the new one."""
 
     def follows(self, envelope: Any) -> bool:
         state, followed = self.state, super().follows(envelope)
@@ -220,14 +220,14 @@ class CutFirst(ViewChange):
 
 
 class Longest(ViewChange):
-    """The longest log counts, whatever view it is of."""
+    """A view change takes the longest log, whatever its view."""
 
     def _count_vote(self, sender: bytes, vote: Any) -> None:
         super()._count_vote(sender, vote._replace(last_normal_epoch=0, last_normal_view=0))
 
 
 class LostIsGap(Replica):
-    """A member that has lost its log goes on as if it had only missed something."""
+    """A member that lost its log continues as if it only lacked some entries."""
 
     def _start(self, start: Any) -> None:
         image = start.image
@@ -239,7 +239,7 @@ class LostIsGap(Replica):
 
 
 class TeachAll(Learners):
-    """A learner takes for committed what is only in its teacher's log."""
+    """A learner treats entries as committed that are only in its teacher's log."""
 
     def _teach(self, node: Any, pupil: Any, even_nothing: bool = False) -> None:
         state = self.state
@@ -249,7 +249,7 @@ class TeachAll(Learners):
 
 
 class PauseIsSilence(Replica):
-    """Time in which the primary did not run counts as silence of clients."""
+    """A pause of the primary counts as silence of clients."""
 
     def _tick_primary(self) -> None:
         silence = self.parts.sessions._silence
@@ -258,14 +258,14 @@ class PauseIsSilence(Replica):
 
 
 class NoGrace(SessionExpiry):
-    """A new primary goes on counting the silence of when it last led."""
+    """A new primary continues the silence of clients from when it last led."""
 
     def begin_to_lead(self) -> None:
         pass
 
 
 class EndsHere(NormalCase):
-    """A primary ends a session before the entry that does is committed."""
+    """A primary ends a session before the entry that ends it is committed."""
 
     def add(self, kind: Kind, *of_request: Any) -> Any:
         entry = super().add(kind, *of_request)
@@ -275,7 +275,7 @@ class EndsHere(NormalCase):
 
 
 class OwnClock(Execution):
-    """Entries show the primary's clock, whatever it shows."""
+    """Entries have the time of the primary's clock, even if it is wrong."""
 
     def next_entry(self, *of_entry: Any) -> Any:
         self.state.clocks.stamp_ms = lambda wall_ms, now_ms: wall_ms  # type: ignore[method-assign]
@@ -283,7 +283,7 @@ class OwnClock(Execution):
 
 
 class Forgetful(Storage):
-    """Without a journal a restarted member goes on as if it had acknowledged nothing."""
+    """Without a journal, a restarted member continues as if it had acknowledged nothing."""
 
     def load(self, image: Any) -> None:
         super().load(image)
@@ -291,7 +291,7 @@ class Forgetful(Storage):
 
 
 class LateFreeze(Execution):
-    """A snapshot is of the state when it is written, not of when it was asked for."""
+    """A snapshot has the state of when it is written, not of when it was requested."""
 
     def freeze(self) -> Any:
         def pieces() -> Any:
@@ -302,7 +302,7 @@ class LateFreeze(Execution):
 
 
 class DoneEarly(Snapshots):
-    """A snapshot counts before it is on the disk."""
+    """A snapshot counts as durable before it is on the disk."""
 
     def write_snapshot(self, snapshot: Any, then: Any) -> None:
         super().write_snapshot(snapshot, lambda: None)
@@ -310,7 +310,7 @@ class DoneEarly(Snapshots):
 
 
 class BareSnapshot(StateTransfer):
-    """A snapshot replaces a log without the entries up to the end that is needed."""
+    """A snapshot replaces a log without the entries after it that are needed."""
 
     def _use(self, found: Any) -> None:
         self.repairs.repair = Repair(self.state.log, found.id.lsn, found.id.link.hash)
@@ -318,14 +318,14 @@ class BareSnapshot(StateTransfer):
 
 
 class CutAll(Snapshots):
-    """The log is cut up to what is committed, not to the snapshot."""
+    """The log is cut up to the commit LSN instead of the snapshot."""
 
     def _cut_for(self, lsn: int) -> int:
         return self.state.commit_lsn
 
 
 class BlindToDivergence(StateTransfer):
-    """Whoever has another state than the others does not mind."""
+    """A member with a diverged state ignores that."""
 
     def lose_state(self, right: Any) -> None:
         pass
@@ -372,7 +372,7 @@ class OneIsEnoughState(ReplicaState):
 
 
 class OldSnapshotState(StateTransfer):
-    """After another member's snapshot the own state is kept."""
+    """A member installs a snapshot and keeps its old state."""
 
     def take_state(self, found: Any, snapshot: Any) -> None:
         super().take_state(found, snapshot)
@@ -381,7 +381,7 @@ class OldSnapshotState(StateTransfer):
 
 
 class RaiseEarly(Formats):
-    """The state format is raised once a quorum understands a higher one."""
+    """The state format is raised once a quorum supports a higher one."""
 
     def understands(self, member: bytes, format_max: int) -> None:
         super().understands(member, format_max)
@@ -399,7 +399,7 @@ class CountedEarly(RequestedChanges):
 
 
 class DeafToForks(Reconfiguration):
-    """A member goes on in its group though that was forced to go on without it."""
+    """A member continues in its group after the group was forced to continue without it."""
 
     def on_start_epoch(self, envelope: Any, start: Any) -> None:
         if not start.configuration.is_fork:

@@ -189,7 +189,7 @@ MISTAKES: Final[Mapping[str, tuple[str, Patch, tuple[str, ...], tuple[str, ...]]
         instead(Elements, "session_ended", _nothing), ("outlives its session",), SESSIONS,
     ),
     "ns_sequence": (
-        "Numbers of names begin anew once there are no children.",
+        "Sequence numbers of names restart once there are no children.",
         instead(tree, "_numbered", _numbers_again), ("is given out again",), SESSIONS,
     ),
     "ns_locks_stay": (
@@ -197,7 +197,7 @@ MISTAKES: Final[Mapping[str, tuple[str, Patch, tuple[str, ...], tuple[str, ...]]
         ("a session that has ended",), SESSIONS,
     ),
     "ns_items_stay": (
-        "What is taken of a queue stays with a session that has ended.",
+        "Items that a session took from a queue stay with it after its end.",
         _of_state("items outlive their session"), ("a session that has ended",), SESSIONS,
     ),
     "ns_old_token": (
@@ -205,38 +205,38 @@ MISTAKES: Final[Mapping[str, tuple[str, Patch, tuple[str, ...], tuple[str, ...]]
         ("a token is not a new one", "the token to lead is"), SESSIONS,
     ),
     "ns_no_fence": (
-        "Any token lets write.", instead(Synchronisation, "check_token", _nothing),
+        "A write is accepted with any token.", instead(Synchronisation, "check_token", _nothing),
         ("was written in the turn of", "is written under"), SESSIONS,
     ),
     "ns_elect_data": (
-        "What a candidate says is there before it leads.",
+        "The data of a candidate is stored before it leads.",
         instead(Synchronisation, "wait", _data_at_once), ("was said by another",), SESSIONS,
     ),
     "ns_elect_again": (
-        "Who campaigns again while it leads has another token.",
+        "A leader that campaigns again gets another token.",
         instead(Synchronisation, "hold", _holds_anew),
         ("goes on to lead, and its token is another", "a token is not a new one"), SESSIONS,
     ),
     "ns_given_back": (
-        "Who waits at a queue is not told of what is given back.",
+        "Returned items do not notify clients that wait at a queue.",
         instead(QueueItems, "give_back", _gives_back_quietly), ("and another one waits",),
         SESSIONS,
     ),
     "ns_waits_in_vain": (
-        "Who was told of items finds none, as others were quicker.",
+        "More clients are notified of queue items than there are.",
         instead(Synchronisation, "claim", _items_are_there), ("and there are none",), SESSIONS,
     ),
     "ns_notices": (
-        "Who waits at a queue is not told that there is something.",
+        "Pushed items do not notify clients that wait at a queue.",
         instead(Waits, "_notify", _some_are_not_told), ("and not told",), SESSIONS,
     ),
     "ns_notify_next": (
-        "In RESP2 notices are gone once something else is sent.",
+        "In RESP2, notices are lost once something else is sent.",
         instead(Listener, "take", _notices_are_gone), ("a notice is lost", "a notice says"),
         SESSIONS,
     ),
     "ns_moves": (
-        "Trees move over locks.", _of_state("trees move over locks"),
+        "A tree moves to where its locks conflict.", _of_state("trees move over locks"),
         (": session ", "two sessions have"), LEADERS,
     ),
     "ns_units": (
@@ -244,11 +244,11 @@ MISTAKES: Final[Mapping[str, tuple[str, Patch, tuple[str, ...], tuple[str, ...]]
         ("too many units are taken",), SESSIONS,
     ),
     "ns_barrier": (
-        "Who passed a barrier passes it again.", _of_state("a barrier lets one go twice"),
+        "A session passes a barrier twice.", _of_state("a barrier lets one go twice"),
         ("a barrier lets", "is answered"), SESSIONS,
     ),
     "ns_undone": (
-        "What is refused is not undone.", _of_state("what is refused is not undone"),
+        "A refused command is not undone.", _of_state("what is refused is not undone"),
         ("refused, and yet changed", "is lost", "of a counter", "cannot be"), LEADERS,
     ),
     "ns_twice": (
@@ -256,66 +256,66 @@ MISTAKES: Final[Mapping[str, tuple[str, Patch, tuple[str, ...], tuple[str, ...]]
         instead(_Session, "judge", _last_is_new), ("is executed twice",), LEADERS,
     ),
     "ns_answers": (
-        "The final replies of those who waited are lost.",
+        "Final replies of waiting requests are lost.",
         _of_state("answers to those who waited are lost"),
         ("wait no more, and have no reply",), LEADERS,
     ),
     "ns_not_done": (
-        "Who leads no more says that what it logged was not done.",
+        "A former primary says that logged requests were not executed.",
         instead(Execution, "forget_clients", _is_not_done), REFUSED, LEADERS,
     ),
     "ns_silent_gap": (
-        "A snapshot that replaces a state is not told to subscribers.",
+        "Subscribers are not told that a snapshot replaced the state.",
         instead(Audience, "skip", _nothing), TOLD, SNAPSHOTS,
     ),
     "ns_short_history": (
-        "That a history does not reach back is not told.",
+        "Subscribers are not told that their history is not kept.",
         instead(Marks, "kept", _nothing_is_ever_lost), TOLD, LEADERS,
     ),
     "ns_resume": (
-        "Who goes on misses the first message.", instead(Marks, "kept", _first_kept_is_lost),
+        "A resumed subscription misses one message.", instead(Marks, "kept", _first_kept_is_lost),
         TOLD, LEADERS,
     ),
     "ns_keeps_anew": (
-        "A durable subscription that is asked for again begins there.",
+        "A repeated request for a durable subscription moves its position.",
         instead(Marks, "begin_hearing", _hears_anew), HEARD, LEADERS,
     ),
     "ns_keeps_less": (
-        "What is acknowledged later counts, however little it is.",
+        "A later acknowledgement moves the position back.",
         instead(Marks, "hear", _hears_less), HEARD, LEADERS,
     ),
     "ns_keeps_later": (
-        "A durable subscription goes on behind the entry after the last that was heard.",
+        "A durable subscription skips the entry after its position.",
         instead(subscribing, "_from", _goes_on_one_later),
         (*HEARD[1:], "are kept, and called lost"), LEADERS,
     ),
     "ns_unseen": (
-        "What a client says to have seen is not listened to.",
+        "The prefix SEEN is ignored.",
         instead(front_prefixes, "_value", _nothing_is_seen), ("a stale read of",), BEHIND,
     ),
     "ns_not_behind": (
-        "Who is behind what a client has seen answers all the same.",
+        "A member that lacks what a client has seen answers all the same.",
         instead(Reads, "_on_stale_read", _answers_at_once), ("stale read: ", "a stale read of"),
         BEHIND,
     ),
     "ns_rights_stay": (
-        "Who was allowed something once is allowed it for ever.",
+        "A right that was granted once stays after it is removed.",
         instead(Permissions, "allow", _allows_for_ever), RIGHTS, LEADERS,
     ),
     "ns_rights_exec": (
-        "In transactions access lists are not looked at.",
+        "Access lists are not checked in transactions.",
         instead(Permissions, "guard", _is_not_looked_at), RIGHTS[:1], LEADERS,
     ),
     "ns_denied": (
-        "Who may not read any more goes on to hear.", instead(Audience, "deny", _nothing),
+        "A subscription survives the right to read.", instead(Audience, "deny", _nothing),
         ("and may not hear that",), LEADERS,
     ),
     "ns_unchecked": (
-        "Who could not read an element as of an entry hears what it did.",
+        "A subscriber gets updates that it could not read at their entry.",
         instead(audience, "seen_by", lambda *_: Sight.ALL), ("and may not hear that",), LEADERS,
     ),
     "ns_quiet": (
-        "Deletions are kept for subscribers, and not told.", _quiet, ("nobody is told",), LEADERS,
+        "Deletions are stored, but not sent.", _quiet, ("nobody is told",), LEADERS,
     ),
 }  # fmt: skip
 """Name -> what, the patch that makes it, signs, faults that it needs."""

@@ -374,6 +374,7 @@ class Node:
             event = self.events.popleft()
             effects = self.pool.step(self.loop.now, event)
             self.pool.check_invariants()
+            self.world.pool_truth.check_forward(self)
             self.world.say_step(self, (event,), effects)
             for effect in effects:
                 if self._burns():

@@ -4,6 +4,7 @@ Invariants:
 1. Nothing is said that is not durable; a node founds a group once; a group is opened only when a
    quorum of its founders has formatted it; a deleted group is never opened again where that is
    durable.
+2. What a process knows of nodes and of the places of groups never gets older.
 """
 
 from __future__ import annotations
@@ -28,6 +29,7 @@ class PoolTruth:
         self.world = world
         self.founders: dict[bytes, set[bytes]] = {}
         self._kept: dict[int, tuple[bytes, Any]] = {}
+        self._known: dict[tuple[int, int], tuple[dict[bytes, Any], dict[bytes, Any]]] = {}
 
     def _durable(self, node: Any) -> Any:
         if node.content is None:
@@ -57,6 +59,22 @@ class PoolTruth:
             case Deleted(group_id, _):
                 if group_id not in kept.tables.tombstones:
                     raise WrongError(f"node {number} says it has deleted what is not durable")
+
+    def check_forward(self, node: Any) -> None:
+        """What a process knows of nodes and groups never goes back to older information."""
+        pool = node.pool
+        ages = {one: info.age for one, info in pool.tables.nodes.items()}
+        places = {
+            group: (status.epoch, status.view)
+            for group in pool.tables.foundings
+            if (status := pool.directory.get(group)) is not None
+        }
+        before = self._known.get((node.number, node.process), ({}, {}))
+        for earlier, now in zip(before, (ages, places), strict=True):
+            for one, known in now.items():
+                if earlier.get(one, known) > known:
+                    raise WrongError(f"node {node.number} believes older words of {one.hex()}")
+        self._known[node.number, node.process] = ages, places
 
     def formatted(self, node: Any, hard_state: HardState) -> None:
         """A node has formatted a group."""

@@ -9,7 +9,7 @@ from millstream.cli.coordination.coord import error_of
 from millstream.coordination.core.resp.protocol import render
 from millstream.coordination.core.shell.replies import ReplyCutter
 from millstream.vsr.core.effects import Code
-from simulators.pool_world import Node, World
+from support.coordination.pool_driver import Node, World
 
 
 class FalseCoordination:

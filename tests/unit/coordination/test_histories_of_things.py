@@ -102,7 +102,7 @@ def test_what_cannot_be_is_found(rows: list[Row], says: str) -> None:
 
 
 @pytest.mark.parametrize(("lsn", "is_wrong"), [(4, True), (6, False), (10, True)])
-def test_what_is_written_under_a_token_is_in_its_turn(lsn: int, is_wrong: bool) -> None:
+def test_writes_with_a_token_are_in_the_order_of_tokens(lsn: int, is_wrong: bool) -> None:
     put = ("put", ("s1", "0:1:5", "v"), True, 0, 90)
     found = wrong(LOCKED, RELEASED, LATER, put, version=(0, 1, lsn))
     assert bool(found) is is_wrong

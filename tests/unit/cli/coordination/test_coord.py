@@ -19,7 +19,7 @@ from millstream.errors import (
     UnavailableError,
     UsageError,
 )
-from simulators.pool_world import joined, led
+from support.coordination.pool_driver import joined, led
 from support.coordination.pool_over_resp import FalseCoordination
 
 WAIT_S = 60.0

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from millstream.cli.coordination import pool
-from simulators.pool_world import World, joined, led
+from support.coordination.pool_driver import World, joined, led
 from support.coordination.pool_over_resp import FalseCoordination
 
 Call = Callable[..., Any]

@@ -103,7 +103,7 @@ async def test_a_restored_group_is_given_to_new_members(tmp_path: Path) -> None:
             assert found == REGISTERS
 
 
-async def test_what_cannot_be_written_or_read_is_told(tmp_path: Path) -> None:
+async def test_failures_to_write_or_read_are_reported(tmp_path: Path) -> None:
     file = tmp_path / "backup"
     async with Nodes(tmp_path / "nodes", 1) as nodes:
         await backed_up(nodes, file)
@@ -143,7 +143,7 @@ async def test_what_cannot_be_written_or_read_is_told(tmp_path: Path) -> None:
         assert not node.pool.pool.tables.numbered(9)
 
 
-async def test_whatever_goes_wrong_with_a_file_is_an_answer(
+async def test_every_failure_of_a_file_is_an_answer(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def fails(_: object) -> None:

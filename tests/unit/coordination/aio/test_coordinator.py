@@ -40,7 +40,7 @@ async def test_a_node_alone_is_a_group_of_one_and_stays_it(tmp_path: Path) -> No
     await node.stop()
 
 
-async def test_that_files_are_read_is_told_while_it_starts(tmp_path: Path) -> None:
+async def test_a_start_reports_that_files_are_read(tmp_path: Path) -> None:
     node = await leading(tmp_path)
     files = len(list((tmp_path / next(iter(node.groups.running)).hex()).iterdir()))
     await node.stop()
@@ -50,7 +50,7 @@ async def test_that_files_are_read_is_told_while_it_starts(tmp_path: Path) -> No
     await node.stop()
 
 
-async def test_who_joins_others_has_no_group(tmp_path: Path) -> None:
+async def test_a_node_that_joins_others_founds_no_group(tmp_path: Path) -> None:
     for _ in range(2):
         node = await Coordinator.start(tmp_path, join=(Address("127.0.0.1", 1),))
         assert node.groups.running == {}
@@ -170,7 +170,7 @@ async def test_no_quorum_no_answer(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("port", ["clients", "nodes"])
-async def test_who_begins_no_handshake_is_cut_off(
+async def test_a_connection_without_a_handshake_is_cut_off(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, port: str
 ) -> None:
     for module in (coordinator, peers):

@@ -95,7 +95,7 @@ async def test_many_requests_are_answered_once_each_in_order() -> None:
         assert (await ask(runner, b"GET", b"k")).value == b"=1999"
 
 
-async def test_what_comes_in_one_turn_is_one_step_up_to_a_bound(
+async def test_requests_of_one_turn_are_one_step_up_to_a_bound(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     async with opened() as process:
@@ -145,7 +145,7 @@ async def test_a_request_made_while_an_answer_is_taken_waits_its_turn() -> None:
         assert lsns == [0, 2, 3, 4, 5]
 
 
-async def test_who_is_not_primary_says_so_and_asks_the_others() -> None:
+async def test_a_member_that_is_not_primary_says_so_and_asks_the_others() -> None:
     async with opened(OTHER, THIRD) as process:
         reply = await ask(process.runner, b"SET", b"k", b"v")
         assert reply.code is Code.NOTPRIMARY
@@ -204,7 +204,7 @@ async def test_a_fault_of_the_replica_ends_the_group(monkeypatch: pytest.MonkeyP
         assert process.fatal == [fault]
 
 
-async def test_who_waits_at_the_end_is_told_that_nobody_knows() -> None:
+async def test_requests_that_wait_at_the_end_have_an_unknown_outcome() -> None:
     async with opened() as process:
         runner, replies = process.runner, list[Reply]()
         await until(lambda: runner.replica.leading)

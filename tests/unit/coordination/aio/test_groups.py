@@ -62,7 +62,7 @@ async def test_a_group_is_formatted_opened_and_dropped(tmp_path: Path) -> None:
     assert not made.errors
 
 
-async def test_what_was_half_removed_is_removed_at_the_next_start(
+async def test_a_half_removed_group_is_removed_at_the_next_start(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     made = Made(tmp_path)
@@ -79,7 +79,7 @@ async def test_what_was_half_removed_is_removed_at_the_next_start(
     assert os.listdir(tmp_path) == []
 
 
-async def test_what_is_no_group_is_left_alone(tmp_path: Path) -> None:
+async def test_other_directories_are_left_alone(tmp_path: Path) -> None:
     (tmp_path / "notes.restored").mkdir()
     Made(tmp_path).groups.remove_unknown(())
     (tmp_path / "notes.restored").rmdir()
@@ -90,7 +90,7 @@ async def test_what_is_no_group_is_left_alone(tmp_path: Path) -> None:
     assert len(os.listdir(tmp_path)) == 3
 
 
-async def test_what_was_restored_is_the_groups_once_it_is_opened(tmp_path: Path) -> None:
+async def test_a_restored_directory_becomes_the_groups_when_it_is_opened(tmp_path: Path) -> None:
     groups = Made(tmp_path).groups
     await groups.format(founded(GROUP, NODE, (NODE,)))
     (tmp_path / GROUP.hex()).rename(groups.making(GROUP))
@@ -116,7 +116,7 @@ async def test_all_are_closed(tmp_path: Path) -> None:
     assert groups.here() == (GROUP,)
 
 
-async def test_what_a_killed_process_formatted_is_durable_once_that_is_said(
+async def test_a_reported_format_survives_a_kill(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     lost = []
@@ -172,7 +172,7 @@ async def test_a_group_works_where_nothing_can_be_noted_beside_its_directory(
     assert made.groups.here() == ()
 
 
-async def test_who_listens_to_a_group_that_goes_is_told(tmp_path: Path) -> None:
+async def test_subscribers_of_a_removed_group_are_told(tmp_path: Path) -> None:
     made = Made(tmp_path)
     await made.groups.format(founded(GROUP, NODE, (NODE,)))
     await made.groups.open(GROUP, 7)

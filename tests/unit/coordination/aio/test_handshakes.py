@@ -65,7 +65,7 @@ async def heard(place: tuple[str, int], said: bytes) -> bytes:
             writer.close()
 
 
-async def test_who_ends_the_handshake_is_let_in_and_not_counted_any_more() -> None:
+async def test_a_finished_handshake_is_admitted_and_no_longer_counted() -> None:
     async with door(2) as (handshakes, place):
         assert [await heard(place, b"%d" % number) for number in range(5)] == [
             b"0", b"1", b"2", b"3", b"4",
@@ -73,7 +73,9 @@ async def test_who_ends_the_handshake_is_let_in_and_not_counted_any_more() -> No
         await until(lambda: not handshakes.under_way)
 
 
-async def test_of_too_many_the_oldest_goes(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_the_oldest_of_too_many_handshakes_is_cut_off(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     monkeypatch.setattr(handshakes, "HANDSHAKE_S_MIN", 0.01)
     async with door(2) as (there, place), AsyncExitStack() as stack:
         silent = []

@@ -116,7 +116,7 @@ async def test_settings_of_all_groups_are_known_to_all_nodes(tmp_path: Path) -> 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("is_early", [True, False])
-async def test_whoever_leads_goes_on_with_what_the_last_one_began(
+async def test_a_new_leader_continues_what_the_last_one_began(
     tmp_path: Path, is_early: bool
 ) -> None:
     """The node that leads is stopped while it creates; each name is there once, or nowhere."""
@@ -156,7 +156,7 @@ async def told(requests: ClientRequests, path: bytes) -> bytes:
     return requests.vds((b"VDS", path))
 
 
-async def test_who_was_told_that_a_namespace_was_made_is_told_by_any_node_where_it_is(
+async def test_a_created_namespace_is_found_at_every_node(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(namespaces, "UNKNOWN_S_MAX", WAIT_S)

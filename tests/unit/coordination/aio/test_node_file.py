@@ -64,7 +64,7 @@ def test_either_copy_may_be_lost(tmp_path: Path, name: str, harm: str) -> None:
 
 
 @pytest.mark.parametrize("is_alone", [True, False])
-def test_what_is_damaged_is_not_guessed(tmp_path: Path, *, is_alone: bool) -> None:
+def test_damaged_content_is_not_guessed(tmp_path: Path, *, is_alone: bool) -> None:
     """A first start that was killed has promised nothing; beside a pool it may be anybody."""
     first = begin_incarnation(tmp_path)
     for name in NODE_FILES:
@@ -80,7 +80,7 @@ def test_what_is_damaged_is_not_guessed(tmp_path: Path, *, is_alone: bool) -> No
 
 
 @pytest.mark.parametrize("number", [errno.EMFILE, errno.EACCES, errno.EIO])
-def test_what_the_system_refuses_to_read_is_not_lost(
+def test_a_file_that_the_system_refuses_to_read_is_not_lost(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, number: int
 ) -> None:
     begin_incarnation(tmp_path)
@@ -186,7 +186,7 @@ def test_two_starts_of_copies_of_one_directory_have_different_numbers(tmp_path: 
     assert kin_of(one.incarnation, other.incarnation) is Kin.OTHER
 
 
-def test_that_a_directory_is_refused_outlives_its_starts(tmp_path: Path) -> None:
+def test_the_refusal_of_a_directory_survives_restarts(tmp_path: Path) -> None:
     first = begin_incarnation(tmp_path)
     reason = 'it was "set back"\n'
     keep_refusal(tmp_path, reason)

@@ -135,7 +135,7 @@ async def test_a_connection_that_the_system_gives_up_is_made_anew(
         await until(arrived)
 
 
-async def test_who_does_not_read_loses_messages_and_holds_nobody_up(
+async def test_a_node_that_does_not_read_loses_messages_and_delays_no_other(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(module, "OUTGOING_BYTES_MAX", 100_000)
@@ -226,7 +226,7 @@ async def test_a_connection_is_closed_when_its_node_is_there_no_more() -> None:
     ],
     ids=["http", "flood", "too long", "bad checksum", "version"],
 )
-async def test_what_is_no_message_ends_its_connection(data: bytes) -> None:
+async def test_invalid_bytes_end_their_connection(data: bytes) -> None:
     async with ends() as pair:
         assert await talk(pair.place, data) in (b"", b"ok\n", b"e=this port is for other nodes\n")
         assert pair.got == []
@@ -253,7 +253,7 @@ async def test_nodes_with_the_same_secret_log_in() -> None:
 
 
 @pytest.mark.parametrize("secret", ["", "another one of sixteen"])
-async def test_who_does_not_know_the_secret_says_nothing(secret: str) -> None:
+async def test_nothing_is_received_without_the_secret(secret: str) -> None:
     users = UserStore(node_secret=SECRET)
     async with ends({"users": users}, {"secret": secret}) as pair:
         pair.send(1)
@@ -285,7 +285,7 @@ async def test_users_without_a_secret_let_no_node_in() -> None:
         assert (await talk(pair.place, b"millstream-peer 1\n")).startswith(b"e=")
 
 
-async def test_who_does_not_log_in_is_cut_off(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_client_that_does_not_log_in_is_cut_off(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(module, "LOGIN_S_MAX", 0.05)
     async with ends() as pair:
         assert await talk(pair.place, b"millstream-peer") == b""
@@ -330,14 +330,14 @@ async def test_a_connection_that_was_accepted_before_the_end_is_not_served_after
         assert len(pair.listener.tasks) == 0
 
 
-async def test_nobody_is_dialled_after_the_end() -> None:
+async def test_no_node_is_dialled_after_the_end() -> None:
     async with ends() as pair:
         await pair.dialler.close()
         pair.send(1)
         assert len(pair.dialler.tasks) == 0
 
 
-async def test_who_does_not_log_in_makes_room_for_who_does(
+async def test_connections_without_login_make_room_for_others(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(module, "STRANGERS_MAX", 1)
@@ -353,7 +353,7 @@ async def test_who_does_not_log_in_makes_room_for_who_does(
         assert not pair.listener._strangers
 
 
-async def test_whose_rights_change_logs_in_anew() -> None:
+async def test_a_user_whose_rights_change_logs_in_again() -> None:
     users = UserStore(node_secret=SECRET)
     async with ends({"users": users}, {"secret": SECRET}) as pair:
         pair.send(1)

@@ -63,7 +63,7 @@ def refuse(patched: pytest.MonkeyPatch, path: Path, number: int) -> None:
 
 
 @pytest.mark.parametrize("name", POOL_FILES)
-def test_what_the_system_refuses_to_read_is_not_lost(
+def test_a_file_that_the_system_refuses_to_read_is_not_lost(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str
 ) -> None:
     keep_pool_file(tmp_path, content(1))

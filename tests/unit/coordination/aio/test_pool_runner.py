@@ -37,7 +37,7 @@ async def node_in(directory: Path, **options: Any) -> AsyncIterator[Coordinator]
         await node.stop()
 
 
-async def test_what_was_decided_is_so_after_a_restart(tmp_path: Path) -> None:
+async def test_decisions_survive_a_restart(tmp_path: Path) -> None:
     async with node_in(tmp_path) as node:
         answer = await admin(node, b"GROUP", b"CREATE", b"5", node.node_id.hex().encode())
         assert answer == b"+OK"
@@ -214,7 +214,7 @@ async def test_a_group_that_was_put_off_and_stays_closed_waits_for_no_space(
     await node.stop()
 
 
-async def test_who_takes_this_node_for_another_is_not_listened_to(tmp_path: Path) -> None:
+async def test_messages_for_another_node_are_ignored(tmp_path: Path) -> None:
     async with node_in(tmp_path) as node:
         info = node.pool.pool.me._replace(node_id=b"o" * 16)
         for receiver, is_let_in in ((bytes(16), True), (node.node_id, True), (b"x" * 16, False)):

@@ -78,7 +78,7 @@ async def test_keys_from_anywhere_are_not_believed(caplog: pytest.LogCaptureFixt
     await guard.close()
 
 
-async def test_what_a_node_was_told_itself_comes_first() -> None:
+async def test_options_of_a_node_come_before_settings_of_all() -> None:
     own = TokenKeys(RULES, "/nowhere")
     provider = Provider(own, said().get, lambda _: pytest.fail("it has its own"))
     assert provider.is_there

@@ -195,7 +195,7 @@ async def test_files_of_a_group_that_were_set_back_alone_are_told_from_the_newes
         assert not nodes.fatal
 
 
-async def test_who_has_seen_what_a_node_alone_has_lost_is_told(
+async def test_a_client_that_saw_more_than_a_member_has_gets_an_error(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     """The whole data directory was set back: only clients can know."""

@@ -137,7 +137,7 @@ async def test_users_log_in_and_are_dropped() -> None:
     await guard.close()
 
 
-async def test_who_has_a_token_is_nobody_after_its_end(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_client_is_logged_out_when_its_token_ends(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(resp_server, "LOOK_S", 0.01)
     monkeypatch.setattr(token_keys, "RETRY_S", 0.0)
     now_s, keys = NOW_S, [jwks()]
@@ -275,7 +275,7 @@ async def test_nothing_is_written_to_a_connection_that_was_just_reset(running: R
 # ---- who has not logged in
 
 
-async def test_who_does_not_log_in_is_cut_off(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_client_that_does_not_log_in_is_cut_off(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(resp_server, "LOOK_S", 0.01)
     async with serving(FakeGuard({"ada": ("pw", True)})) as running, running.client() as ada:
         ada[1].write(b"AUTH ada pw\r\n")
@@ -302,7 +302,7 @@ async def test_without_users_nobody_has_to_log_in(monkeypatch: pytest.MonkeyPatc
             assert await reader.readexactly(7) == b"+PONG\r\n"
 
 
-async def test_of_too_many_that_have_not_logged_in_the_oldest_goes(
+async def test_the_oldest_of_too_many_clients_without_login_is_cut_off(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(resp_server, "STRANGERS_MAX", 1)
@@ -321,7 +321,7 @@ async def test_of_too_many_that_have_not_logged_in_the_oldest_goes(
                 assert await ada[0].readexactly(7) == b"+PONG\r\n"
 
 
-async def test_who_has_not_logged_in_takes_half_of_the_places_at_most() -> None:
+async def test_clients_without_login_take_half_of_the_places_at_most() -> None:
     async with serving(FakeGuard({"ada": ("pw", True)})) as running, AsyncExitStack() as stack:
         running.server._places = 4
         for _ in range(6):
@@ -401,7 +401,7 @@ class FakeTransport(asyncio.Transport):
         self.sizes.append(len(data))
 
 
-async def test_what_is_encrypted_is_written_in_pieces(running: Running) -> None:
+async def test_encrypted_output_is_written_in_pieces(running: Running) -> None:
     answer = big_value(running)
     connection, transport = running.server.connection(), FakeTransport()
     connection.connection_made(transport)
@@ -412,7 +412,7 @@ async def test_what_is_encrypted_is_written_in_pieces(running: Running) -> None:
     connection.connection_lost(None)
 
 
-async def test_who_takes_what_waits_lives(running: Running) -> None:
+async def test_a_slow_client_that_reads_is_not_cut_off(running: Running) -> None:
     connection, transport = running.server.connection(), FakeTransport()
     connection.connection_made(transport)
     assert isinstance(connection, resp_server._Connection)

@@ -43,7 +43,7 @@ class NodesWithUsers(Nodes):
         await until(lambda: all(one.check_password(name, password) for one in self.users))
 
 
-async def test_what_is_changed_on_one_node_is_so_on_all(
+async def test_a_change_at_one_node_reaches_all(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(shared_users, "SHARED_S", 0.02)

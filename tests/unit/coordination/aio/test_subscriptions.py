@@ -138,7 +138,7 @@ async def test_a_backup_shows_nothing_older_than_what_was_seen(tmp_path: Path) -
         await nodes.while_one_leads(write_and_read)
 
 
-async def test_who_waits_is_told_by_the_primary(tmp_path: Path) -> None:
+async def test_a_waiting_client_is_notified_by_the_primary(tmp_path: Path) -> None:
     async with Nodes(tmp_path) as nodes:
         await done(nodes, b"CREATENAMESPACE", b"/ns")
         names = count()

@@ -65,7 +65,7 @@ async def test_users_are_made_changed_and_removed(guard: UserGuard) -> None:
         UserChange("ada", "s3cret", ("admin",), ("a b",)), UserChange("ada", "", ("admin",)),
     ],
 )  # fmt: skip
-async def test_what_is_refused_says_no_password(guard: UserGuard, change: UserChange) -> None:
+async def test_errors_contain_no_password(guard: UserGuard, change: UserChange) -> None:
     reply = await put(guard, change)
     assert reply.startswith(b"-BADARG")
     assert b"s3cret" not in reply

@@ -34,7 +34,7 @@ def taken(data: bytes) -> Snapshot:
     return snapshot_of(3, Link(70, b"h" * 16, 1000), data)
 
 
-def test_what_was_written_is_read_and_nothing_else() -> None:
+def test_written_files_are_read_and_nothing_else() -> None:
     snapshot = taken(bytes(PART_BYTES + 5))
     content = b"".join(backup_parts(snapshot))
     assert read_backup(content) == snapshot

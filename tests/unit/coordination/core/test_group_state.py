@@ -58,7 +58,7 @@ def test_a_snapshot_gives_both_again(lines: list[tuple[bytes, ...]]) -> None:
     assert whole(other) == before
 
 
-def test_what_is_set_for_a_group_without_namespaces_is_kept_too() -> None:
+def test_settings_of_a_group_without_namespaces_are_stored() -> None:
     state, other = GroupState(), GroupState()
     state.apply(entry_of((b"3", b"CONFIG", b"SET", b"GROUP", b"SUBS.MIN.HISTORY", b"5")))
     for _ in other.restore(Pieces([whole(state)])):
@@ -68,7 +68,7 @@ def test_what_is_set_for_a_group_without_namespaces_is_kept_too() -> None:
     assert found.endswith(b"=5")
 
 
-def test_who_listens_is_told_that_the_state_went_on_elsewhere() -> None:
+def test_subscribers_are_told_of_a_replaced_state() -> None:
     state = GroupState()
     done(state, LINES[2])
     audience, woken = state.audience, []

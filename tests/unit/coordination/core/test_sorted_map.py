@@ -47,7 +47,7 @@ def test_a_view_stays_as_it_was(changes: list[tuple[bytes, int]], when: list[int
 
 
 @given(puts, st.lists(st.binary(max_size=2), max_size=60), st.binary(max_size=2))
-def test_what_was_deleted_is_gone_and_ranges_begin_where_asked(
+def test_deleted_keys_are_gone_and_ranges_begin_where_asked(
     changes: list[tuple[bytes, int]], gone: list[bytes], start: bytes
 ) -> None:
     found, expected = sorted_map.SortedMap[int](), dict(changes)
@@ -75,7 +75,7 @@ def test_what_was_deleted_is_gone_and_ranges_begin_where_asked(
 
 
 @given(puts, st.binary(max_size=2), st.binary(max_size=2), st.booleans())
-def test_what_is_cut_out_can_be_put_back(
+def test_a_removed_range_can_be_put_back(
     changes: list[tuple[bytes, int]], begin: bytes, end: bytes, is_put_back: bool
 ) -> None:
     found, everything = sorted_map.SortedMap[int](), dict(changes)

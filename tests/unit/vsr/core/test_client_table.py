@@ -73,7 +73,7 @@ def test_long_replies_push_out_older_ones() -> None:
     assert table.judge(ME, 7, 4).past is Past.STORED
 
 
-def test_there_is_an_end_of_sessions(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_sessions_end(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(client_table, "SESSIONS_MAX", 2)
     table = ClientTable()
     assert [table.open(session, ME) for session in (1, 2, 3)] == [True, True, False]

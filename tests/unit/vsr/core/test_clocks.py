@@ -32,7 +32,7 @@ def test_while_too_few_are_known_the_log_is_believed() -> None:
     assert [clocks.stamp_ms(FAR, now_ms) for now_ms in (200.0, 90_000.0)] == [17_000, 17_000]
 
 
-def test_who_is_no_member_does_not_count() -> None:
+def test_non_members_do_not_count() -> None:
     clocks = Clocks()
     for member, wall_ms in ((A, FAR), (B, FAR), (C, 0)):
         clocks.hear(member, wall_ms, 0.0)

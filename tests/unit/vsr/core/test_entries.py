@@ -143,7 +143,7 @@ def test_time_never_falls_along_the_log() -> None:
 
 
 @pytest.mark.parametrize(("at", "value"), [(0, 2), (1, 99), (1, 0), (3, 2)])
-def test_what_a_newer_version_wrote_is_called_so(at: int, value: int) -> None:
+def test_files_of_newer_versions_are_named_as_such(at: int, value: int) -> None:
     packed = bytearray(log(1)[0].header.encoded[:-16])
     packed[at] = value
     with pytest.raises(CorruptionError, match="newer one wrote it") as caught:

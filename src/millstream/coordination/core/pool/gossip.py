@@ -132,9 +132,13 @@ class Gossip:
     def on_tables(self, envelope: PoolEnvelope, said: Tables) -> None:
         """Take what is news; give back what the sender lacks."""
         state = self.state
-        if not self._membership.joining and not state.tables.is_of(said.pool_ids):
+        is_ours = state.tables.is_of(said.pool_ids)
+        if not self._membership.joining and not is_ours:
             return
-        self._membership.stop_joining()
+        # A node that joined through this one tells its tables, too: the pool that was asked may
+        # not have answered yet. Nodes of one pool send equal tables only in answer to a join.
+        if not is_ours or digest_of(said) == state.tables.digest:
+            self._membership.stop_joining()
         self._merge(said)
         state.heard_ms[envelope.sender] = state.now_ms
         if not said.is_answer and digest_of(said) != state.tables.digest:

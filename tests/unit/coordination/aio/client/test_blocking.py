@@ -118,7 +118,7 @@ def close_under(address: str) -> list[MillstreamError]:
     return errors
 
 
-async def test_who_waits_is_told_when_the_client_is_closed(tmp_path: Path) -> None:
+async def test_waiting_calls_fail_when_the_client_is_closed(tmp_path: Path) -> None:
     async with one_node(tmp_path) as address:
         errors = await asyncio.to_thread(close_under, address)
     assert len(errors) == 2
@@ -131,7 +131,7 @@ def test_a_client_of_no_good_address_leaves_no_thread() -> None:
     assert not [one for one in threading.enumerate() if one.name == "coordination client"]
 
 
-async def test_what_it_does_is_done(tmp_path: Path) -> None:
+async def test_its_calls_take_effect(tmp_path: Path) -> None:
     async with one_node(tmp_path) as address:
         await asyncio.to_thread(use, address)
 

@@ -51,7 +51,7 @@ async def heard(client: AsyncClient, lsn: int) -> None:
     assert await raw.execute(b"SUBACK", b"job", b"%d" % lsn, is_change=True) == b"OK"
 
 
-async def test_who_comes_again_goes_on_behind_what_was_worked_off(client: AsyncClient) -> None:
+async def test_a_durable_subscription_resumes_after_processed_changes(client: AsyncClient) -> None:
     with pytest.raises(MissingError):
         await heard(client, 0)
     async with client.subscribe("/app/x", durable="job"):
@@ -71,7 +71,7 @@ async def test_who_comes_again_goes_on_behind_what_was_worked_off(client: AsyncC
     assert await read(client, 1) == [b"10"]
 
 
-async def test_what_is_ready_is_acknowledged_together(
+async def test_ready_changes_are_acknowledged_together(
     client: AsyncClient, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(subscription, "ACKNOWLEDGED_MAX", 4)
@@ -121,7 +121,7 @@ async def test_the_next_session_is_told_anew(client: AsyncClient) -> None:
     assert await read(client, 1) == [b"6"]
 
 
-async def test_what_is_acknowledged_after_the_end_of_an_element(client: AsyncClient) -> None:
+async def test_acknowledging_after_the_end_of_an_element(client: AsyncClient) -> None:
     async with asyncio.timeout(WAIT_S):
         async with client.subscribe("/app/x", durable="job") as changes:
             await client.delete("/app/x")

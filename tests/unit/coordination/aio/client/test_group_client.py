@@ -89,7 +89,7 @@ async def test_the_primary_is_found(node: Node) -> None:
     assert len(node.backend.executed) == 1
 
 
-async def test_what_failed_and_what_may_have_been_done(node: Node) -> None:
+async def test_failed_and_unknown_outcomes_are_told_apart(node: Node) -> None:
     async with Client([node.address]) as client:
         await client.set("k", b"1")
         node.backend.code = Code.UNKNOWN
@@ -104,7 +104,7 @@ async def test_what_failed_and_what_may_have_been_done(node: Node) -> None:
         assert await client.get("k") == b"3"
 
 
-async def test_nobody_there() -> None:
+async def test_no_node_answers() -> None:
     async with Client(["127.0.0.1:1"], deadline_s=0.1) as client:
         with pytest.raises(UnavailableError, match="no node answered") as caught:
             await client.get("k")
@@ -141,7 +141,7 @@ async def test_a_lost_session_is_told_of(node: Node) -> None:
     assert len(node.backend.executed) == 2
 
 
-async def test_what_a_callback_raises_holds_no_call_up(node: Node) -> None:
+async def test_an_error_in_a_callback_delays_no_call(node: Node) -> None:
     raised: list[str] = []
     asyncio.get_running_loop().set_exception_handler(
         lambda _, context: raised.append(str(context["exception"]))
@@ -174,7 +174,9 @@ async def test_calls_that_wait_end_with_the_client(node: Node) -> None:
     await client.close()
 
 
-async def test_who_gives_a_sign_is_not_left(node: Node, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_node_that_shows_progress_is_not_left(
+    node: Node, monkeypatch: pytest.MonkeyPatch
+) -> None:
     late_ms = [0.0]
     now_ms = Client._now_ms
     monkeypatch.setattr(Client, "_now_ms", lambda self: now_ms(self) + late_ms[0])

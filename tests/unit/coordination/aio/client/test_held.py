@@ -68,9 +68,7 @@ async def test_many_may_read(pair: Pair) -> None:
 
 
 @pytest.mark.parametrize("is_cancelled", [True, False])
-async def test_who_gives_up_waiting_holds_nothing_and_waits_no_more(
-    pair: Pair, is_cancelled: bool
-) -> None:
+async def test_a_cancelled_wait_holds_nothing(pair: Pair, is_cancelled: bool) -> None:
     one, two = pair
     lock = two.lock("/app/x")
     async with one.lock("/app/x"):
@@ -112,7 +110,7 @@ async def test_a_client_has_a_lock_once(pair: Pair) -> None:
         await one.lock("/app/x").release()
 
 
-async def test_what_is_lost_with_the_session_is_told(pair: Pair) -> None:
+async def test_losses_with_the_session_are_reported(pair: Pair) -> None:
     one, two = pair
     lock, caller = one.lock("/app/x"), one.raw._caller
     await lock.acquire()

@@ -47,7 +47,7 @@ def watched(found: socket.socket | None = None) -> Watched:
     return Watched(link, transport, heard)
 
 
-def test_what_leaves_of_something_long_is_a_sign() -> None:
+def test_sending_a_long_request_is_progress() -> None:
     link, transport, _ = watched()
     link.send(b"x" * 3 * LONG_BYTES)
     assert transport.largest <= LONG_BYTES
@@ -60,7 +60,7 @@ def test_what_leaves_of_something_long_is_a_sign() -> None:
     assert not link.has_moved()
 
 
-def test_what_is_short_or_answered_is_none() -> None:
+def test_short_or_answered_requests_are_no_progress() -> None:
     link, transport, _ = watched()
     link.send(b"x" * LONG_BYTES)
     transport.waiting = 0
@@ -79,7 +79,7 @@ def test_a_part_of_a_reply_is_a_sign() -> None:
     assert heard == ["part", b"abcdef", b"OK"]
 
 
-def test_what_the_system_still_has_was_not_taken() -> None:
+def test_bytes_in_the_socket_buffer_were_not_taken() -> None:
     with socket.create_server(("127.0.0.1", 0)) as server:
         server.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
         with socket.create_connection(server.getsockname()) as here:

@@ -85,7 +85,7 @@ async def test_a_worker_handles_all_and_stops_in_good_order(client: AsyncClient)
     assert await queue.length() == (0, 0)
 
 
-async def test_what_a_worker_cannot_handle_is_given_back(client: AsyncClient) -> None:
+async def test_an_item_that_a_worker_cannot_handle_is_returned(client: AsyncClient) -> None:
     await client.create("/app/q", b"1", type="QUEUE")
 
     async def handle(item: Taken) -> None:

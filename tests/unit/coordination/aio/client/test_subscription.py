@@ -51,7 +51,7 @@ async def test_a_tree_is_followed_until_it_is_deleted(client: AsyncClient) -> No
     assert [one.lsn for one in rest] == sorted(one.lsn for one in rest)
 
 
-async def test_who_comes_later_goes_on_where_it_was(client: AsyncClient) -> None:
+async def test_a_later_subscriber_resumes_at_its_position(client: AsyncClient) -> None:
     await client.create("/app/x")
     async with client.subscribe("/app/x") as changes:
         await client.put("/app/x", b"")
@@ -64,7 +64,7 @@ async def test_who_comes_later_goes_on_where_it_was(client: AsyncClient) -> None
     assert (change.data, change.lsn) == (b"later", changes.lsn)
 
 
-async def test_what_is_not_kept_is_an_error_and_so_is_what_is_not_there(
+async def test_missing_history_and_missing_elements_are_errors(
     client: AsyncClient,
 ) -> None:
     with pytest.raises(MissingError):

@@ -22,7 +22,7 @@ def test_reads_say_whether_any_state_will_do() -> None:
     assert asked == ClientRequest(False, (b"GET", b"/ns/a", b"STALEREAD"), b"/ns/a", True)
 
 
-def test_what_is_forced_says_so_before_its_name() -> None:
+def test_forced_commands_have_force_before_their_name() -> None:
     put = admit([b"put", b"/ns/a", b"x"], 17)
     assert forced(put) == ClientRequest(True, (b"17", b"FORCE", b"PUT", b"/ns/a", b"x"), b"/ns/a")
     look = admit([b"get", b"/ns/a", b"STALEREAD"], 0)
@@ -42,13 +42,13 @@ def test_where_no_locks_are_nothing_is_forced() -> None:
         assert forced(request) == request
 
 
-def test_what_belongs_to_a_session_asks_for_one() -> None:
+def test_commands_of_sessions_need_one() -> None:
     asked = admit([b"CREATE", b"BINARY", b"EPHEMERAL", b"/ns/a"], 0)
     assert isinstance(asked, ClientRequest)
     assert asked.needs_session
 
 
-def test_what_makes_no_sense_is_answered() -> None:
+def test_invalid_commands_get_an_error() -> None:
     asked = admit([b"PUT", b"ns"], 0)
     assert isinstance(asked, bytes)
     assert asked.startswith(b"-BADPATH")

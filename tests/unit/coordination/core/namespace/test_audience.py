@@ -71,7 +71,7 @@ def test_it_begins_now_and_misses_nothing_after() -> None:
     assert world.woken == 1
 
 
-def test_what_is_said_of_a_subscription_names_the_history_where_it_is_known() -> None:
+def test_confirmations_name_the_history_if_it_is_known() -> None:
     world = World()
     world.audience.version_at = lambda lsn: Version(3, 2, lsn) if lsn else None
     world.entry(7, update(7))
@@ -88,7 +88,7 @@ def test_it_goes_on_from_an_lsn_with_what_was_kept() -> None:
     assert world.told() == [("put", 3, None), ("put", 4, 0), ("put", 4, 1), ("put", 6, None)]
 
 
-def test_what_a_client_has_heard_elsewhere_is_not_said_again_by_a_member_behind() -> None:
+def test_a_member_that_is_behind_repeats_no_updates() -> None:
     world = World()
     world.listen(after=2)
     world.entry(1, update(1))
@@ -97,7 +97,7 @@ def test_what_a_client_has_heard_elsewhere_is_not_said_again_by_a_member_behind(
     assert world.told() == [("put", 3, None)]
 
 
-def test_who_does_not_read_is_told_where_to_go_on() -> None:
+def test_a_slow_subscriber_is_told_where_to_resume() -> None:
     world = World()
     world.listen()
     for lsn in range(1, QUEUED_MAX):
@@ -153,7 +153,7 @@ def test_the_idle_hear_how_far_the_state_is() -> None:
     assert world.told() == [("progress", 7, None)]
 
 
-def test_who_lost_the_right_to_read_is_told_and_the_rest_is_not() -> None:
+def test_a_lost_right_to_read_ends_only_its_subscriptions() -> None:
     world = World()
     world.listen()
     other = Subscriber(lambda: None, Asker())
@@ -169,7 +169,7 @@ def test_who_lost_the_right_to_read_is_told_and_the_rest_is_not() -> None:
     assert [m.path for m in other.take(ALL)] == [b"/x"]
 
 
-def test_what_is_gone_is_forgotten() -> None:
+def test_removed_groups_are_forgotten() -> None:
     world = World()
     world.listen()
     world.entry(1, update(1))
@@ -200,7 +200,7 @@ def test_a_state_may_jump_back() -> None:
     assert world.told() == [("start", 4, None), ("put", 5, None)]
 
 
-def test_who_ends_a_subscription_hears_no_more_of_it() -> None:
+def test_an_ended_subscription_gets_no_messages() -> None:
     world = World()
     world.listen()
     world.entry(1, update(1))
@@ -223,7 +223,7 @@ def test_who_ends_a_subscription_hears_no_more_of_it() -> None:
     st.integers(1, 6),
     st.lists(st.sampled_from(["read", "cut", "nothing"]), max_size=40),
 )
-def test_whoever_resumes_hears_what_one_who_was_never_cut_off_hears(
+def test_resumed_subscriptions_get_the_same_updates(
     counts: list[int], room: int, acts: list[str]
 ) -> None:
     with mock.patch.object(audience_module, "QUEUED_MAX", room):

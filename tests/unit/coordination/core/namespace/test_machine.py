@@ -34,7 +34,7 @@ def test_a_time_that_has_no_room_is_none() -> None:
     assert b"".join(machine.freeze())
 
 
-def test_what_was_never_used_takes_no_room() -> None:
+def test_unused_marks_take_no_room() -> None:
     tree = Tree()
     assert tree.machine.state.tables.is_empty
     tree.do("CREATENAMESPACE", "/ns")
@@ -57,7 +57,7 @@ def silence_tree() -> Tree:
 @pytest.mark.parametrize(
     "line", ["LOCK WRITE /ns/a/b", "CREATE BINARY EPHEMERAL /ns/a/c", "SEMAPHORE ACQUIRE /ns/a/b"]
 )
-def test_what_a_session_holds_says_how_long_it_may_be_silent(line: str) -> None:
+def test_held_elements_decide_how_long_a_session_may_be_silent(line: str) -> None:
     tree = silence_tree()
     assert tree.machine.silence_ms(7) == 10_000, "it holds nothing"
     if line.startswith("SEMAPHORE"):

@@ -235,7 +235,7 @@ def test_a_refused_deletion_leaves_the_name_as_it_was() -> None:
     assert target.roots == {b"/n": version(1)}
 
 
-def test_what_is_unfinished_is_asked_again_and_not_all_at_once() -> None:
+def test_unfinished_steps_are_repeated_not_all_at_once() -> None:
     keeper = NameKeeper()
     deleting = [
         (b"/%04d" % n, Name(1, version(n), NameStatus.DELETING, version(9999)))

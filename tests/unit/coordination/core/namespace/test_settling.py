@@ -256,7 +256,7 @@ def test_a_group_that_refuses_a_root_is_asked_to_refuse_it_for_ever() -> None:
     assert settler.take()[1:] == [Settled(1, b"-QUOTA full")]
 
 
-def test_what_is_not_answered_is_asked_again_more_and_more_rarely() -> None:
+def test_unanswered_steps_are_repeated_at_growing_intervals() -> None:
     settler, asked = Settler(), []
     begun(settler)
     for now_ms in range(0, 20_000, 50):
@@ -265,7 +265,7 @@ def test_what_is_not_answered_is_asked_again_more_and_more_rarely() -> None:
     assert asked == [250, 750, 1750, 3750, 7750, 12_750, 17_750]
 
 
-def test_who_waits_too_long_is_told_that_nobody_knows_and_so_is_one_too_many() -> None:
+def test_waiting_too_long_or_too_many_is_an_unknown_outcome() -> None:
     settler = Settler()
     begun(settler)
     settler.tick([], lambda _: None, SETTLE_MS)
@@ -278,7 +278,7 @@ def test_who_waits_too_long_is_told_that_nobody_knows_and_so_is_one_too_many() -
     assert begun(settler, 10_000) == [Settled(10_000, None)]
 
 
-def test_who_comes_after_another_one_waits_for_that() -> None:
+def test_a_later_request_waits_for_an_earlier_one() -> None:
     awaited = wanted_of((b"CREATENAMESPACE", b"/n"), b"", b"+AWAITED 2 1:2:5")
     deletion = wanted_of((b"DELETENAMESPACE", b"/n"), b"", b"+AWAITED 2 1:2:5")
     assert awaited is not None

@@ -68,7 +68,7 @@ def test_changes_are_taken_back(
 
 
 @given(CHANGES)
-def test_what_is_settled_stays(kept: list[tuple[bool, bytes, bytes | None]]) -> None:
+def test_settled_names_stay(kept: list[tuple[bool, bytes, bytes | None]]) -> None:
     tables = made()
     change(tables, kept)
     before = whole(tables)
@@ -113,7 +113,7 @@ def test_names_lead_from_one_number_to_the_next() -> None:
     assert table.descend((b"ns", b"a", b"a")) is None
 
 
-def test_what_is_no_record_is_no_state() -> None:
+def test_invalid_records_are_no_state() -> None:
     def decode(text: bytes) -> int:
         return int(text)
 

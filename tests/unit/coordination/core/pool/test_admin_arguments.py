@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from simulators.pool_world import asked, joined
+from support.coordination.pool_driver import asked, joined
 
 
 @pytest.mark.parametrize(

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from millstream.coordination.core.pool.admin_commands import ADMIN_MAX
-from simulators.pool_world import asked, joined, led
+from support.coordination.pool_driver import asked, joined, led
 
 
 def test_unknown_commands_are_refused_by_name() -> None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from simulators.pool_world import asked, joined
+from support.coordination.pool_driver import asked, joined
 
 
 def test_a_join_that_nobody_answers_changes_nothing() -> None:

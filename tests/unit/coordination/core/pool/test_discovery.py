@@ -5,7 +5,7 @@ from __future__ import annotations
 from millstream.coordination.core.pool.directory import GroupStatus
 from millstream.coordination.core.pool.messages import Founding
 from millstream.vsr.core.values import NULL, bulk, integer, items
-from simulators.pool_world import asked, group_of, joined, led
+from support.coordination.pool_driver import asked, group_of, joined, led
 
 
 def test_discovery_tells_of_every_group_on_every_node() -> None:

@@ -20,7 +20,7 @@ from millstream.vsr.core.effects import (
     Reconfigure,
 )
 from millstream.vsr.core.values import OK
-from simulators.pool_world import Node, World, asked, group_of, joined, led
+from support.coordination.pool_driver import Node, World, asked, group_of, joined, led
 
 assert GroupCommands
 

@@ -7,7 +7,7 @@ import pytest
 from millstream.coordination.core.pool.effects import Posted
 from millstream.coordination.core.pool.messages import Board
 from millstream.vsr.core.values import OK
-from simulators.pool_world import asked, group_of, joined, led
+from support.coordination.pool_driver import asked, group_of, joined, led
 
 
 @pytest.mark.parametrize(("interval", "rounds"), [

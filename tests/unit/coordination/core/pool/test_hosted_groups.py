@@ -10,7 +10,7 @@ from millstream.coordination.core.pool.hosted_groups import MOVES
 from millstream.coordination.core.pool.messages import Deleted, Found, Founding, PoolEnvelope
 from millstream.vsr.core.messages import Envelope, GetEpoch
 from millstream.vsr.core.values import OK
-from simulators.pool_world import Node, World, asked, group_of, joined, led
+from support.coordination.pool_driver import Node, World, asked, group_of, joined, led
 
 
 def create(world: World, number: int, *nodes: Node) -> bytes | None:

@@ -7,7 +7,7 @@ from millstream.coordination.core.pool.effects import Heard
 from millstream.coordination.core.pool.incarnations import IDLE, PROBE_MS
 from millstream.coordination.core.pool.messages import Address, Hello, PoolEnvelope
 from millstream.vsr.core.entries import NOBODY
-from simulators.pool_world import PORT, Node, World, asked, joined
+from support.coordination.pool_driver import PORT, Node, World, asked, joined
 
 
 def start(world: World, node: Node, incarnation: int) -> None:

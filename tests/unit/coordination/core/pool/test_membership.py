@@ -6,7 +6,7 @@ import pytest
 
 from millstream.coordination.core.pool.membership import REMOVED
 from millstream.vsr.core.values import OK, items
-from simulators.pool_world import Node, World, asked, joined, led
+from support.coordination.pool_driver import Node, World, asked, joined, led
 
 
 def known(node: Node) -> list[bytes]:
@@ -35,7 +35,7 @@ def removed(loss: float = 0.0, seed: int = 1) -> tuple[World, Node]:
 
 
 def test_two_that_join_each_other_are_one_pool() -> None:
-    world = World(1, 2, is_calm=True)
+    world = World(1, 2)
     one, two = world.nodes
     world.start(one, join=(two.address,))
     world.start(two, join=(one.address,))
@@ -46,7 +46,7 @@ def test_two_that_join_each_other_are_one_pool() -> None:
 
 
 def test_three_that_join_in_a_ring_are_one_pool() -> None:
-    world = World(1, 3, is_calm=True)
+    world = World(1, 3)
     for at, node in enumerate(world.nodes):
         world.start(node, join=(world.nodes[at - 1].address,))
     world.run(5000)
@@ -55,7 +55,7 @@ def test_three_that_join_in_a_ring_are_one_pool() -> None:
 
 
 def test_who_asked_two_pools_is_in_one_and_the_other_is_told_so() -> None:
-    world = World(1, 3, is_calm=True)
+    world = World(1, 3)
     one, two, new = world.nodes
     world.start(one)
     world.start(two)
@@ -66,7 +66,7 @@ def test_who_asked_two_pools_is_in_one_and_the_other_is_told_so() -> None:
 
 
 def test_who_has_a_group_of_the_same_number_is_not_let_in() -> None:
-    world = World(1, 2, is_calm=True)
+    world = World(1, 2)
     for node in world.nodes:
         world.start(node)
     world.run(2000)
@@ -77,7 +77,7 @@ def test_who_has_a_group_of_the_same_number_is_not_let_in() -> None:
 
 
 def test_a_node_that_joins_brings_its_pool_along() -> None:
-    world = World(1, 4, is_calm=True)
+    world = World(1, 4)
     one, two, three, four = world.nodes
     world.start(one, join=(two.address,))
     world.start(two, join=(one.address,))

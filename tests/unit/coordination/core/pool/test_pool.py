@@ -35,9 +35,7 @@ from millstream.coordination.core.pool.messages import (
 from millstream.coordination.core.pool.pool import DEFERRED_MAX, Pool
 from millstream.errors import CorruptionError
 from millstream.vsr.core.effects import DiskDone, SetTimer, Timer
-from simulators.pool_plants import PLANTS
-from simulators.pool_world import Node, World, WrongError, asked, joined, schedule
-from support.budget import budget
+from support.coordination.pool_driver import Node, World, asked, joined
 
 HERE, COORD = Address("here", 1), Address("here", 2)
 ME = b"m" * 16
@@ -46,20 +44,6 @@ ME = b"m" * 16
 def start(content: bytes | None = None, node_id: bytes = ME, **more: object) -> NodeStart:
     fields = {"incarnation": 1, "here": (), "peer": HERE, "coord": COORD, **more}
     return NodeStart(content, node_id, **fields)  # type: ignore[arg-type]
-
-
-@pytest.mark.parametrize("seed", range(1, budget(12) + 1))
-def test_schedules(seed: int) -> None:
-    world = schedule(seed)
-    assert world.sent > 100
-
-
-@pytest.mark.parametrize("name", PLANTS)
-def test_schedules_find_planted_mistakes(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    owner, method, mistake, seed = PLANTS[name]
-    monkeypatch.setattr(owner, method, mistake)
-    with pytest.raises(WrongError):
-        schedule(seed)
 
 
 def test_nothing_is_said_or_done_before_what_changed_is_durable() -> None:
@@ -127,7 +111,7 @@ def test_a_node_whose_disk_is_full_answers_what_needs_none_and_refuses_the_rest(
 
 
 def test_a_first_start_founds_a_group_of_one_and_a_second_opens_it() -> None:
-    world = World(1, 1, is_calm=True)
+    world = World(1, 1)
     (node,) = world.nodes
     world.start(node)
     world.run(1000)
@@ -171,7 +155,7 @@ def test_a_hosted_group_that_nobody_knows_does_not_keep_a_node_from_starting() -
 
 
 def test_addresses_are_those_of_nodes_in_the_pool() -> None:
-    world = World(1, 2, is_calm=True)
+    world = World(1, 2)
     one, two = world.nodes
     world.start(one)
     world.start(two, join=(one.address,))

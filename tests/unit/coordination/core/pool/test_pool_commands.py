@@ -17,7 +17,7 @@ from millstream.vsr.core.effects import Timer
 from millstream.vsr.core.messages import Envelope, GetEpoch
 from millstream.vsr.core.replica.member import Status
 from millstream.vsr.core.values import OK, bulk, integer, items
-from simulators.pool_world import Node, World, asked, group_of, joined, led
+from support.coordination.pool_driver import Node, World, asked, group_of, joined, led
 
 
 def others(world: World, node: Node) -> list[bytes]:

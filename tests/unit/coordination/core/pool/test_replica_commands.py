@@ -23,7 +23,7 @@ from millstream.vsr.core.effects import (
 from millstream.vsr.core.entries import GENESIS, Kind, chain
 from millstream.vsr.core.report import Report
 from millstream.vsr.core.values import OK, bulk, integer, items
-from simulators.pool_world import World, asked, group_of, joined, led
+from support.coordination.pool_driver import World, asked, group_of, joined, led
 
 REPORT = Report(
     "primary", "NORMAL", 0, 1, (b"m" * 16,), b"m" * 16, 9, 9, 9, ((b"x" * 16, 3),), 0, True, 0, 1,

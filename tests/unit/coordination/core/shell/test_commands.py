@@ -112,7 +112,7 @@ def test_prefixes_and_namespaces() -> None:
         (b"PING", False),
     ],
 )  # fmt: skip
-def test_what_may_wait(line: bytes, is_so: bool) -> None:
+def test_which_events_may_wait(line: bytes, is_so: bool) -> None:
     assert is_waiting(line.split()) is is_so
 
 

@@ -39,6 +39,6 @@ def test_nothing_is_told_as_resp2_does_too() -> None:
 @pytest.mark.parametrize(
     "wrong", [b"HTTP/1.1 200\r\n", b"$x\r\n", b"?1\r\n", b"*1\r\n" * (DEPTH_MAX + 3)]
 )
-def test_what_is_no_reply_is_an_error(wrong: bytes) -> None:
+def test_an_invalid_reply_is_an_error(wrong: bytes) -> None:
     with pytest.raises(RemoteProtocolError, match="does not speak RESP"):
         list(ReplyCutter().feed(wrong))

@@ -110,7 +110,7 @@ def test_promises_never_go_back(world: JournalWorld) -> None:
             world.open.write_hard_state(higher._replace(**{name: value}))
 
 
-def test_what_is_committed_is_never_cut(world: JournalWorld) -> None:
+def test_committed_entries_are_never_cut(world: JournalWorld) -> None:
     world.append(4)
     hard_state = world.state.hard_state._replace(commit_hint=3)
     world.open.write_hard_state(hard_state)

@@ -95,7 +95,7 @@ def test_several_damages_are_faulty_or_lost_and_never_other_entries(
 
 @settings(max_examples=budget(100))
 @given(st.integers(0, 2**32), st.sampled_from(DAMAGES))
-def test_what_was_healed_stands_a_second_damage(seed: int, kind: str) -> None:
+def test_a_repaired_log_survives_a_second_damage(seed: int, kind: str) -> None:
     """Each start brings back both copies of everything that has two."""
     world = lived(seed)
     world.open.close()
@@ -211,7 +211,7 @@ def test_without_header_file_a_torn_end_is_no_longer_told_from_damage() -> None:
     assert not image.headers
 
 
-def test_what_has_neither_slot_nor_record_is_lost_not_cut() -> None:
+def test_entries_without_slot_and_record_are_lost_not_cut() -> None:
     world = plain()
     file(world, "journal")[offset(world, 4)] ^= 1
     file(world, "headers")[-1] ^= 1

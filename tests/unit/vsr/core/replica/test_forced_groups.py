@@ -75,7 +75,7 @@ def test_nothing_changes_until_it_is_confirmed_and_what_may_be_lost_is_said() ->
     assert not group.replicas[0].leading
 
 
-def test_who_led_tells_how_far_the_others_were() -> None:
+def test_a_former_primary_reports_the_positions_of_others() -> None:
     group = Group(3)
     group.tick(times=15)
     leader = group.leader
@@ -89,7 +89,7 @@ def test_who_led_tells_how_far_the_others_were() -> None:
     assert reply.value.count(b":%d" % acknowledged) >= 2
 
 
-def test_what_was_not_known_to_be_committed_is_kept_and_named() -> None:
+def test_entries_not_known_to_be_committed_are_kept_and_named() -> None:
     group = Group(3)
     group.tick(times=15)
     leader = group.leader
@@ -279,7 +279,7 @@ def test_a_group_without_a_journal_goes_on_too_and_says_that_a_restart_loses_it(
     assert group.replies[2].value == b"=before"
 
 
-def test_who_hears_that_its_group_was_forced_asks_the_members_for_their_epoch() -> None:
+def test_hearing_of_a_forced_group_asks_its_members() -> None:
     """From anybody who knows them: it may have no way to the survivor."""
     group = alone()
     assert force(group, 0).code is Code.OK
@@ -313,7 +313,7 @@ def test_old_members_that_hear_of_a_fork_go_on_no_more_though_nobody_of_it_is_th
     assert group.replicas[0].leading
 
 
-def test_what_was_only_heard_of_a_fork_is_proof_for_nobody() -> None:
+def test_hearsay_of_a_fork_proves_nothing() -> None:
     group = alone()
     assert force(group, 0).code is Code.OK
     configuration = group.replicas[0].configuration

@@ -101,7 +101,7 @@ def test_a_member_that_is_away_is_waited_for() -> None:
     assert formats(group) == [2, 2, 2]
 
 
-def test_what_was_said_in_another_view_does_not_count() -> None:
+def test_messages_of_another_view_do_not_count() -> None:
     group = Group(3, machine=GroupState)
     for number in (0, 1):
         restart(group, number, Newer)
@@ -154,7 +154,7 @@ def test_an_older_program_takes_no_snapshot_of_a_later_format() -> None:
             pass
 
 
-def test_nobody_becomes_a_member_who_does_not_understand_the_format() -> None:
+def test_a_node_that_lacks_the_format_becomes_no_member() -> None:
     group = Group(3, 2, machine=Newer)
     group.tick(times=3)
     for learner in (3, 4):

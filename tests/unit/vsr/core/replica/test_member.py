@@ -19,6 +19,6 @@ def test_a_status_follows_only_those_that_the_table_names(before: Status, after:
             state.become(after)
 
 
-def test_who_has_lost_its_log_votes_for_nothing_and_who_is_retired_only_joins_again() -> None:
+def test_members_without_a_log_do_not_vote() -> None:
     assert Status.VIEWCHANGE not in MOVES[Status.LOST]
     assert MOVES[Status.RETIRED] == {Status.GAP}

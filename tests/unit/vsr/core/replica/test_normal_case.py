@@ -87,7 +87,7 @@ def test_too_much_that_is_not_committed_is_refused() -> None:
     }  # fmt: skip
 
 
-def test_what_is_not_on_disk_is_not_acknowledged() -> None:
+def test_entries_are_not_acknowledged_before_they_are_durable() -> None:
     group = Group(3)
     leader = group.leader
     group.holds_disk = {0, 1, 2} - {leader}
@@ -144,7 +144,7 @@ def test_a_lost_prepare_is_said_again() -> None:
     assert group.replies[1].code is Code.OK
 
 
-def test_what_is_said_again_is_what_was_said() -> None:
+def test_repeated_messages_are_the_same() -> None:
     group = Group(3)
     leader = group.leader
     group.without(*{0, 1, 2} - {leader})

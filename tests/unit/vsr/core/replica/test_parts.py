@@ -52,7 +52,7 @@ def test_an_event_reaches_the_parts_from_below(
     assert order == heard
 
 
-def test_who_leads_no_more_tells_those_who_wait_and_goes_on_fetching_the_next_epoch() -> None:
+def test_a_former_primary_answers_waiting_requests_and_fetches_the_next_epoch() -> None:
     group = Group(3)
     leader = group.leader
     replica = group.replicas[leader]

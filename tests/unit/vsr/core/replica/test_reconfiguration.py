@@ -78,7 +78,7 @@ def test_a_primary_that_is_not_in_the_next_epoch_says_so() -> None:
     assert {group.replies[ticket].code for ticket in (1, 2)} == {Code.NOTPRIMARY}
 
 
-def test_there_is_one_change_at_a_time() -> None:
+def test_one_change_runs_at_a_time() -> None:
     group = Group(3, learners=2)
     group.only(Learn, LearnOk)
     assert group.change(2, 3, 4).state.closing
@@ -107,7 +107,7 @@ def test_a_member_that_slept_through_an_epoch_is_told() -> None:
     assert group.replicas[sleeper].status is Status.RETIRED
 
 
-def test_who_gave_some_of_the_log_is_asked_for_more() -> None:
+def test_more_is_requested_from_the_member_that_sent_entries() -> None:
     group = Group(3, learners=3)
     for replica in group.replicas:
         replica.state.tuning.batch_entries_max = 1

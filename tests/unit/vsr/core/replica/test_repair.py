@@ -23,7 +23,7 @@ def test_entries_that_nobody_asked_for_are_not_taken() -> None:
     assert repair.wanted[:2] == (3, wanted[2].header.hash)
 
 
-def test_what_was_fetched_for_another_end_is_not_asked_for_again() -> None:
+def test_entries_fetched_for_another_goal_are_not_requested_again() -> None:
     spare: dict[int, Entry] = {}
     first, later = chained("abcd"), chained("abcde")
     Repair(log_of("axyz"), 4, first[3].header.hash, spare).offer(first[2:])

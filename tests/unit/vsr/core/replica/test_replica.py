@@ -20,7 +20,7 @@ def test_a_run_of_faults_finds_nothing(seed: int) -> None:
     assert runs.run(seed, Options(without=frozenset(("namespaces",)))).wrong is None
 
 
-def test_who_is_alone_starts_in_a_view_of_its_own() -> None:
+def test_a_single_member_starts_in_a_new_view() -> None:
     """A directory that was set back gives no versions again that it gave before the loss."""
     group = Group(1)
     first = group.replicas[0].view
@@ -56,7 +56,7 @@ def test_other_groups_and_strangers_are_not_listened_to() -> None:
         assert group.net == []
 
 
-def test_who_speaks_of_an_old_epoch_is_told_of_the_new_one() -> None:
+def test_messages_of_an_old_epoch_are_answered_with_the_new_one() -> None:
     group = Group(1, learners=2)
     group.change(0, 1, 2)
     group.replicas[1].state.send(group.ids[0], GetView(0))

@@ -72,12 +72,12 @@ def test_an_only_member_that_has_lost_an_entry_says_which() -> None:
     log = tuple(Damaged(one.header) if one.lsn == lsn else one for one in group.disks[0])
     machine = type(group.replicas[0].machine)
     group.replicas[0] = type(group.replicas[0])(machine(), lambda: 0.5)
-    group.step(0, Start(Image(group.standings[0], log)))
+    group.step(0, Start(Image(group.hard_states[0], log)))
     group.tick(times=10)
     assert f"entry {lsn} of the log is missing or damaged" in group.replicas[0].report().trouble
 
 
-def test_who_loses_the_quorum_says_so() -> None:
+def test_a_primary_without_a_quorum_says_so() -> None:
     group = Group(3)
     leader = group.leader
     other = (leader + 1) % 3
@@ -99,7 +99,7 @@ def test_the_end_of_an_epoch_has_a_name() -> None:
     assert report.role == "primary"
 
 
-def test_who_belongs_to_no_epoch_says_so() -> None:
+def test_a_node_without_an_epoch_says_so() -> None:
     group = Group(3, learners=3)
     assert group.replicas[3].report().role == "idle"
     assert group.replicas[3].report().primary is None

@@ -64,7 +64,7 @@ def test_an_impossible_request_changes_nothing(
     assert not group.replicas[group.leader].state.closing
 
 
-def test_who_does_not_lead_says_so() -> None:
+def test_a_member_that_does_not_lead_says_so() -> None:
     group = Group(3)
     other = (group.leader + 1) % 3
     group.step(other, Reconfigure(1, tuple(group.ids)))
@@ -72,7 +72,7 @@ def test_who_does_not_lead_says_so() -> None:
     assert {group.replies[ticket].code for ticket in (1, 2)} == {Code.NOTPRIMARY}
 
 
-def test_who_loses_the_quorum_cannot_tell_how_a_logged_change_ends() -> None:
+def test_without_a_quorum_a_logged_change_has_an_unknown_outcome() -> None:
     group = Group(3, learners=2)
     leader = group.leader
     group.only(Learn, LearnOk)
@@ -101,7 +101,7 @@ def test_a_primary_hands_over_and_leaves_nothing_in_doubt() -> None:
     assert group.replicas[leader].report().view_reason == "the primary handed over"
 
 
-def test_nobody_is_waited_for_who_does_not_come() -> None:
+def test_absent_nodes_are_not_waited_for() -> None:
     group = Group(3)
     leader = group.leader
     heir = (leader + 1) % 3

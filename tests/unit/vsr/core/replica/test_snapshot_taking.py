@@ -94,7 +94,7 @@ def test_without_a_quorum_nothing_is_stable_and_nothing_is_cut() -> None:
     assert group.replicas[leader].log.base.lsn == 0
 
 
-def test_there_is_one_at_a_time() -> None:
+def test_one_runs_at_a_time() -> None:
     group = Group(3)
     others = {0, 1, 2} - {group.leader}
     group.holds_disk = set(others)
@@ -121,7 +121,7 @@ def test_one_that_never_becomes_stable_is_given_up() -> None:
 
 
 @pytest.mark.parametrize("of_leader", [True, False])
-def test_who_has_another_state_serves_nobody_until_it_has_the_others(of_leader: bool) -> None:
+def test_a_member_with_a_diverged_state_serves_no_requests(of_leader: bool) -> None:
     group = Group(3)
     written(group)
     wrong = group.leader if of_leader else (group.leader + 1) % 3
@@ -137,7 +137,7 @@ def test_who_has_another_state_serves_nobody_until_it_has_the_others(of_leader: 
     assert {replica.commit_lsn for replica in replicas} == {replicas[group.leader].log.op_lsn}
 
 
-def test_what_was_applied_after_the_snapshot_is_not_in_it() -> None:
+def test_a_snapshot_lacks_entries_applied_after_it() -> None:
     group = Group(1)
     written(group)
     group.holds_disk.add(0)

@@ -47,7 +47,7 @@ def same(group: Group, *numbers: int) -> bool:
     )
 
 
-def test_who_was_away_too_long_gets_a_snapshot_and_what_follows_it() -> None:
+def test_a_member_far_behind_gets_a_snapshot_and_later_entries() -> None:
     group = Group(3)
     away = (group.leader + 1) % 3
     group.without(away)
@@ -91,7 +91,7 @@ def test_a_snapshot_that_takes_longer_than_a_view_lasts_comes_all_the_same(
     assert same(group, away, 3 - away - gone)
 
 
-def test_who_restarts_into_a_cut_log_gets_a_snapshot_first() -> None:
+def test_a_restart_into_a_cut_log_fetches_a_snapshot_first() -> None:
     group = Group(3)
     away = (group.leader + 1) % 3
     group.without(away)
@@ -132,7 +132,7 @@ def test_a_lost_log_begins_with_the_snapshot_that_the_primary_names(
     assert all(entry.lsn > stable.lsn for entries in fetched for entry in entries)
 
 
-def test_who_is_lost_asks_another_one_if_the_primary_goes_while_it_gives_its_snapshot() -> None:
+def test_a_lost_member_asks_another_if_the_primary_goes_during_a_snapshot() -> None:
     group = Group(5)
     away, leader = (group.leader + 1) % 5, group.leader
     cut_log(group, 40)
@@ -314,7 +314,7 @@ def test_snapshots_that_follow_fast_do_not_keep_a_slow_member_out(
     assert same(group, 0, 1, 2)
 
 
-def test_what_was_fetched_outlives_a_change_of_views() -> None:
+def test_fetched_entries_survive_a_view_change() -> None:
     group = Group(5)
     leader, away = group.leader, (group.leader + 1) % 5
     group.without(away)

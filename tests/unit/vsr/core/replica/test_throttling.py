@@ -54,7 +54,7 @@ def test_a_member_that_never_comes_nearer_is_left_behind() -> None:
     assert let_in(group, 60, 100) == 60
 
 
-def test_nobody_waits_for_a_dead_member() -> None:
+def test_a_dead_member_is_not_waited_for() -> None:
     group = Group(3)
     group.without((group.leader + 1) % 3)
     group.tick(times=9)
@@ -63,7 +63,7 @@ def test_nobody_waits_for_a_dead_member() -> None:
     assert let_in(group, 60, 100) == 60
 
 
-def test_whoever_catches_up_is_waited_for_no_more() -> None:
+def test_members_that_caught_up_are_not_waited_for() -> None:
     group = lagging()
     let_in(group, 60, 1)
     group.tick()
@@ -116,7 +116,7 @@ def test_the_time_does_not_begin_anew_with_another_view() -> None:
     assert let_in(group, 60, 200) == 60
 
 
-def test_whoever_has_caught_up_once_is_waited_for_again() -> None:
+def test_members_that_caught_up_once_are_waited_for_again() -> None:
     group = lagging()
     let_in(group, 60, 1)
     wait(group, 32)

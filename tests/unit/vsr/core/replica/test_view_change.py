@@ -168,7 +168,7 @@ def test_one_member_that_hears_nobody_deposes_nobody() -> None:
     assert {replica.view for replica in group.replicas} == {view}
 
 
-def test_what_only_the_old_primary_had_is_gone_and_its_client_told_that_nobody_knows() -> None:
+def test_entries_of_the_old_primary_alone_are_lost_with_unknown_outcome() -> None:
     group = Group(3)
     old = group.leader
     group.without(old)
@@ -306,7 +306,7 @@ def test_a_proposal_of_long_ago_deposes_nobody() -> None:
     assert {replica.view for replica in group.replicas} == {view}
 
 
-def test_who_goes_on_after_a_suspension_proposes_nothing_any_more() -> None:
+def test_a_former_primary_proposes_nothing_after_a_suspension() -> None:
     group = Group(3)
     group.tick(times=5)
     leader = group.leader

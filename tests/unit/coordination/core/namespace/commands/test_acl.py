@@ -83,7 +83,7 @@ def test_what_is_set_is_shown_and_children_begin_with_the_defaults(tree: Tree) -
         ("ACL CHECK /ns/a r ann", "w"),
     ],
 )
-def test_who_may_not_is_told_what_he_lacks(tree: Tree, command: str, wanted: str) -> None:
+def test_a_refusal_names_the_missing_right(tree: Tree, command: str, wanted: str) -> None:
     tree.do("ACL", "SET", "/ns/a", "MODE", "700", user=b"ann")
     words = command.split()
     change = wanted == "w" and words[:2] != ["ACL", "CHECK"]
@@ -127,7 +127,7 @@ def test_all_below_is_changed_or_nothing(tree: Tree) -> None:
     assert tree.bytes == before
 
 
-def test_whoever_asks_is_told_who_he_is(tree: Tree) -> None:
+def test_whoami_names_the_user(tree: Tree) -> None:
     assert shown(tree.read("ACL", "WHOAMI", user=b"ann", groups=(b"staff",))) == {
         b"principal": b"ann",
         b"groups": [b"staff"],
@@ -137,7 +137,7 @@ def test_whoever_asks_is_told_who_he_is(tree: Tree) -> None:
     assert shown(tree.read("ACL", "WHOAMI", user=b"x", groups=(ADMINS,)))[b"admin"] == b"t"
 
 
-def test_what_somebody_may_is_told(tree: Tree) -> None:
+def test_check_tells_what_a_user_may_do(tree: Tree) -> None:
     tree.do("ACL", "SET", "/ns/a", "MODE", "740", "ENTRY", "user:bob:rw-", user=b"ann")
     check = ("ACL", "CHECK", "/ns/a")
     assert tree.read(*check, "w", user=b"ann") == integer(1)
@@ -180,11 +180,11 @@ def test_a_list_has_an_end(tree: Tree) -> None:
         "ACL CHECK /ns/a r bob more",
     ],
 )
-def test_what_is_no_command_is_refused(tree: Tree, command: str) -> None:
+def test_an_unknown_command_is_refused(tree: Tree, command: str) -> None:
     assert code(tree.do(*command.split())) == b"BADARG"
 
 
-def test_what_is_not_there_has_no_list(tree: Tree) -> None:
+def test_a_missing_element_has_no_list(tree: Tree) -> None:
     assert code(tree.read("ACL", "GET", "/ns/no")) == b"ERROR_DOES_NOT_EXISTS"
     assert code(tree.do("ACL", "SET", "/ns/no", "MODE", "777")) == b"ERROR_DOES_NOT_EXISTS"
     assert code(tree.read("ACL", "GET", "ns")) == b"BADPATH"

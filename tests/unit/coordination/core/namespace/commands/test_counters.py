@@ -81,7 +81,7 @@ def test_a_counter_stops_at_its_ends_or_goes_round(
         "COUNTER DEC 1 /ns/a WRAP WRAP",
     ],
 )  # fmt: skip
-def test_what_is_no_command_changes_nothing(tree: Tree, words: str) -> None:
+def test_an_invalid_command_changes_nothing(tree: Tree, words: str) -> None:
     tree.do("CREATE", "COUNTER", "/ns/a")
     assert seen(tree, *words.split()) in (BADARG, Error(b"BADPATH"))
 

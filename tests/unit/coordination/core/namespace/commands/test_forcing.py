@@ -65,7 +65,7 @@ def test_offers_and_units_are_passed_too(ann: Client, bob: Client) -> None:
         assert bob.do("FORCE", "DELETE", path, "RECURSIVE") == b"+OK"
 
 
-def test_what_is_read_passes_too(group: Group, ann: Client) -> None:
+def test_force_also_applies_to_reads(group: Group, ann: Client) -> None:
     ann.do("LOCK", "/ns/a")
     assert word(group.read("GET", "/ns/a/x", session=12)) == "LOCKED"
     assert group.read("FORCE", "GET", "/ns/a/x", session=12) == b"=data"
@@ -74,7 +74,7 @@ def test_what_is_read_passes_too(group: Group, ann: Client) -> None:
         assert read.startswith(answer)
 
 
-def test_nobody_else_may_and_nothing_is_done(group: Group, ann: Client) -> None:
+def test_force_of_other_users_is_refused(group: Group, ann: Client) -> None:
     group.do("ACL", "SET", "/ns/a/x", "MODE", "777", user=b"root", groups=ADMIN)
     before = group.bytes
     for words in (
@@ -106,7 +106,7 @@ def test_it_is_for_its_command_alone(ann: Client, bob: Client) -> None:
     assert word(bob.do("PUT", "/ns/a/x", "z")) == "LOCKED"
 
 
-def test_who_asks_for_a_lock_waits_all_the_same(ann: Client, bob: Client) -> None:
+def test_force_does_not_grant_locks(ann: Client, bob: Client) -> None:
     ann.do("LOCK", "/ns/a")
     assert word(bob.do("FORCE", "LOCK", "/ns/a")) == "PENDING"
     assert word(bob.do("FORCE", "LOCK", "/ns/a/x", "NOWAIT")) == "LOCKED"
@@ -153,7 +153,7 @@ def test_a_namespace_goes_with_its_locks(ann: Client, bob: Client) -> None:
     assert word(ann.do("LOCK", "RELEASE", "/ns/a/x")) == "NOTHELD"
 
 
-def test_what_is_no_command_is_none_behind_it(bob: Client) -> None:
+def test_an_unknown_command_stays_unknown_after_force(bob: Client) -> None:
     for words in (
         (),
         ("NONE",),

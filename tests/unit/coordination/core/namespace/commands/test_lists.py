@@ -73,7 +73,7 @@ def test_what_each_command_answers(tree: Tree) -> None:
         "LIST REMOVE /ns/a " + "9" * 30,
     ],
 )  # fmt: skip
-def test_what_is_no_command_changes_nothing(tree: Tree, words: str) -> None:
+def test_an_invalid_command_changes_nothing(tree: Tree, words: str) -> None:
     assert seen(tree, *words.split()) == BADARG
 
 
@@ -84,11 +84,11 @@ def test_what_is_no_command_changes_nothing(tree: Tree, words: str) -> None:
         "LIST FIND /ns/a", "LIST RANGE /ns/a 1 2 3",
     ],
 )  # fmt: skip
-def test_what_is_no_question(tree: Tree, words: str) -> None:
+def test_invalid_reads_are_refused(tree: Tree, words: str) -> None:
     assert looked_up(tree, *words.split()) == BADARG
 
 
-def test_what_is_no_list(tree: Tree) -> None:
+def test_other_types_are_no_lists(tree: Tree) -> None:
     tree.do("CREATE", "SET", "/ns/set")
     changes = (
         "APPEND {} v", "PREPEND {} v", "INSERT {} 0 v", "SET {} 0 v", "REMOVE {} 0", "REMVAL {} v",

@@ -260,9 +260,7 @@ def test_a_token_of_several_locks_is_current_until_the_last_one_is_let_go(
     assert word(group.read(*check)) == "CHECK_FAILED"
 
 
-def test_what_is_known_of_tokens_is_taken_back_with_the_rest(
-    group: Group, ann: Client, bob: Client
-) -> None:
+def test_known_tokens_are_undone_with_the_rest(group: Group, ann: Client, bob: Client) -> None:
     token = token_of(ann.do("LOCK", "/ns/a", "TOKEN"))
     assert bob.do("PUT", "/ns/b", "1", "IFLOCK", token) == b"+OK"
     release = pack_command([b"LOCK", b"RELEASE", b"/ns/a"])
@@ -342,7 +340,7 @@ def test_ephemeral_elements_stay_while_another_wants_them(
     assert word(group.read("LOOKUP", "/ns/e")) == "NOTFOUND"
 
 
-def test_who_waits_above_what_goes_with_a_session_gets_its_lock(
+def test_a_wait_above_an_ephemeral_element_gets_its_lock(
     group: Group, ann: Client, bob: Client
 ) -> None:
     ann.do("CREATE", "BINARY", "EPHEMERAL", "/ns/a/e")

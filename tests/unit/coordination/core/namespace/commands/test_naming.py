@@ -50,7 +50,7 @@ def test_a_name_is_reserved_created_and_confirmed(groups: Groups) -> None:
     assert groups.target.do("ACL", "SET", "/ns", "MODE", "700", user=b"ann") == b"+OK"
 
 
-def test_what_nobody_confirms_is_undone_and_comes_never(groups: Groups) -> None:
+def test_an_unconfirmed_reservation_is_undone_forever(groups: Groups) -> None:
     reservation, keeper = groups.reserve(), NameKeeper()
     assert groups.go_on(keeper, 0.0) == 0
     assert groups.go_on(keeper, 60_000.0) == 1
@@ -60,7 +60,7 @@ def test_what_nobody_confirms_is_undone_and_comes_never(groups: Groups) -> None:
     assert groups.system.do("NAMESPACE", "CONFIRM", "/ns", reservation) == NULL
 
 
-def test_what_was_created_and_not_confirmed_is_confirmed(groups: Groups) -> None:
+def test_a_created_root_is_confirmed_later(groups: Groups) -> None:
     reservation, keeper = groups.reserve(), NameKeeper()
     groups.target.do("NAMESPACE", "CREATE", "/ns", reservation, "ann")
     groups.go_on(keeper, 0.0)
@@ -125,7 +125,9 @@ def test_a_namespace_without_elements_keeps_what_is_locked(groups: Groups) -> No
     assert list(groups.system.machine.state.registry.names.after(b"")) == []
 
 
-def test_what_is_too_big_is_kept(groups: Groups, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_root_with_too_many_elements_is_kept(
+    groups: Groups, monkeypatch: pytest.MonkeyPatch
+) -> None:
     reservation = confirmed(groups)
     groups.target.do("CREATE", "BINARY", "/ns/a")
     monkeypatch.setattr("millstream.coordination.core.namespace.state.elements.WORK_MAX", 1)
@@ -169,7 +171,7 @@ def test_steps_are_written_as_they_are_understood() -> None:
         "NAMESPACE DROP /ns 1:2:3",
     ],
 )
-def test_what_is_no_step_is_refused(groups: Groups, command: str) -> None:
+def test_an_invalid_step_is_refused(groups: Groups, command: str) -> None:
     assert groups.system.do(*command.split()).startswith(b"-BADARG ")
 
 

@@ -65,7 +65,7 @@ def test_only_who_has_an_item_ends_it(tree: Tree) -> None:
     assert seen(tree, "QUEUE", "ACK", "/ns/q", "1:2:2:0", session=8) == 1
 
 
-def test_what_a_session_has_comes_back_when_it_ends(tree: Tree) -> None:
+def test_items_of_a_session_return_when_it_ends(tree: Tree) -> None:
     tree.do("CREATE", "QUEUE", "/ns/other", "x")
     tree.do("QUEUE", "TAKE", "/ns/q", "2", session=8)
     tree.do("QUEUE", "TAKE", "/ns/other", session=8)
@@ -85,7 +85,7 @@ def test_what_a_session_has_comes_back_when_it_ends(tree: Tree) -> None:
     assert found[b"version"] == b"1:2:8"
 
 
-def test_what_is_given_back_comes_before_what_was_given_back(tree: Tree) -> None:
+def test_newly_returned_items_come_before_earlier_ones(tree: Tree) -> None:
     ids = [item[0] for item in seen(tree, "QUEUE", "TAKE", "/ns/q", "2")]
     tree.do("QUEUE", "PUSH", "/ns/q", "low", "PRIORITY", "-1")
     tree.do("QUEUE", "PUSH", "/ns/q", "high", "PRIORITY", "1")
@@ -112,16 +112,16 @@ def test_a_priority_is_the_last_two_words_behind_a_value(tree: Tree) -> None:
         "QUEUE WAIT", "QUEUE WAIT /ns/q 1",
     ],
 )  # fmt: skip
-def test_what_is_no_command_changes_nothing(tree: Tree, words: str) -> None:
+def test_an_invalid_command_changes_nothing(tree: Tree, words: str) -> None:
     assert seen(tree, *words.split()) == BADARG
 
 
 @pytest.mark.parametrize("words", ["QUEUE LEN", "QUEUE LEN /ns/q 1", "QUEUE PEEK /ns/q -1"])
-def test_what_is_no_question(tree: Tree, words: str) -> None:
+def test_invalid_reads_are_refused(tree: Tree, words: str) -> None:
     assert looked_up(tree, *words.split()) == BADARG
 
 
-def test_what_is_no_queue(tree: Tree) -> None:
+def test_other_types_are_no_queues(tree: Tree) -> None:
     tree.do("CREATE", "SET", "/ns/set")
     changes = (
         "PUSH {} v", "POP {}", "TAKE {}", "ACK {} 1:1:1:1", "NACK {} 1:1:1:1", "PURGE {}",
@@ -135,16 +135,16 @@ def test_what_is_no_queue(tree: Tree) -> None:
         assert looked_up(tree, "QUEUE", *read.format("/ns/no").split()) == GONE
 
 
-def test_what_is_taken_is_a_sessions(tree: Tree) -> None:
+def test_taken_items_belong_to_a_session(tree: Tree) -> None:
     for words in ("TAKE /ns/q", "ACK /ns/q 1:2:2:0", "NACK /ns/q 1:2:2:0", "WAIT /ns/q"):
         assert seen(tree, "QUEUE", *words.split(), session=0) == Error(b"ERR")
 
 
-def test_who_waits_for_a_queue_that_is_not_empty_goes_on(tree: Tree) -> None:
+def test_waiting_at_a_queue_with_items_ends_at_once(tree: Tree) -> None:
     assert seen(tree, "QUEUE", "WAIT", "/ns/q") == OK
 
 
-def test_who_waits_is_answered_by_who_knows_the_others(tree: Tree) -> None:
+def test_waiting_for_unknown_members(tree: Tree) -> None:
     tree.do("QUEUE", "PURGE", "/ns/q")
     queues_of_all = tree.machine.state.queues
     asked: list[tuple[int, int]] = []

@@ -77,7 +77,7 @@ def test_a_page_has_so_many_bytes(tree: Tree, monkeypatch: pytest.MonkeyPatch) -
     "words",
     ["SET", "SET ADD /ns/a", "SET REM /ns/a", "SET POP", "SET POP /ns/a 2", "SET MORE /ns/a"],
 )
-def test_what_is_no_command_changes_nothing(tree: Tree, words: str) -> None:
+def test_an_invalid_command_changes_nothing(tree: Tree, words: str) -> None:
     assert seen(tree, *words.split()) == BADARG
 
 
@@ -89,11 +89,11 @@ def test_what_is_no_command_changes_nothing(tree: Tree, words: str) -> None:
         "SET UNION", "SET INTER STALEREAD", "SET LEN /ns/a /ns/b",
     ],
 )  # fmt: skip
-def test_what_is_no_question(tree: Tree, words: str) -> None:
+def test_invalid_reads_are_refused(tree: Tree, words: str) -> None:
     assert looked_up(tree, *words.split()) == BADARG
 
 
-def test_what_is_no_set(tree: Tree) -> None:
+def test_other_types_are_no_sets(tree: Tree) -> None:
     tree.do("CREATE", "LIST", "/ns/list")
     for change in ("ADD {} v", "REM {} v", "POP {}"):
         assert seen(tree, "SET", *change.format("/ns/list").split()) == Error(b"WRONGTYPE")

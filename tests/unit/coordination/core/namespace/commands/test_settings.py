@@ -110,7 +110,7 @@ def test_other_sets_are_for_administrators(tree: Tree) -> None:
         "CONFIG UNSET /myroot",
     ],
 )
-def test_what_is_no_command_is_refused(tree: Tree, command: str) -> None:
+def test_an_unknown_command_is_refused(tree: Tree, command: str) -> None:
     before = tree.bytes
     assert code(tree.do(*command.split())) == b"BADARG"
     assert tree.bytes == before

@@ -152,7 +152,7 @@ def test_a_move_is_heard_where_it_came_from_and_where_it_went_once(tree: Tree) -
     assert (text["op"], text["path"], "to" in text) == ("child", "/ns/t", False)
 
 
-def test_what_one_entry_does_comes_in_parts(tree: Tree) -> None:
+def test_updates_of_one_entry_come_in_parts(tree: Tree) -> None:
     client = Client(tree)
     client.subscribe("/ns TREE")
     client.take()
@@ -452,7 +452,7 @@ def test_a_durable_subscription_goes_on_where_it_was_acknowledged(tree: Tree) ->
         "SUBACK name 1 more",
     ],
 )
-def test_what_is_no_command_is_refused(tree: Tree, command: str) -> None:
+def test_an_unknown_command_is_refused(tree: Tree, command: str) -> None:
     assert tree.do(*command.split()).startswith(b"-BADARG ")
     assert tree.read(*command.split()).startswith(b"-BADARG ")
 

@@ -27,7 +27,7 @@ def look_at(argv: Sequence[bytes]) -> bytes:
     return b"-BADARG no" if argv[0] == b"BAD" else b""
 
 
-def test_what_was_understood_is_logged_in_one() -> None:
+def test_a_transaction_is_one_entry() -> None:
     group = Transaction(look_at)
     assert group.queue([b"PUT", b"/a", b"1"]) == QUEUED
     assert group.queue([b"GET", b"/a"]) == QUEUED
@@ -69,7 +69,7 @@ def test_words_are_found_again(words: list[bytes]) -> None:
 
 
 @given(st.binary(max_size=20))
-def test_what_is_no_command_is_none(packed: bytes) -> None:
+def test_an_unknown_command_is_an_error(packed: bytes) -> None:
     words = unpack_command(packed)
     assert words is None or pack_command(words) == packed
 
@@ -195,7 +195,7 @@ def test_data_that_reads_like_waiting_is_data(tree: Tree) -> None:
     assert items(execute(tree, "GET /ns/a")) == [b"=+PENDING"]
 
 
-def test_what_may_not_is_told_which_one(tree: Tree) -> None:
+def test_a_refused_transaction_names_the_command(tree: Tree) -> None:
     tree.do("ACL", "SET", "/ns/a", "MODE", "700", "OWNER", "ann")
     assert execute(tree, "LOOKUP /ns/a", "GET /ns/a", user=b"eve") == (
         b"-EXECABORT 1 NOPERM /ns/a r"
@@ -219,7 +219,7 @@ def test_answers_have_an_end(tree: Tree) -> None:
         ([pack_command([b"LOOKUP", b"/ns"])] * 129, b"TOOBIG"),
     ],
 )
-def test_what_was_never_queued_is_refused_when_logged(
+def test_an_invalid_logged_transaction_is_refused(
     tree: Tree, packed: list[bytes], code: bytes
 ) -> None:
     before = tree.bytes

@@ -30,7 +30,7 @@ def attributes(tree: Tree, path: str, *more: str) -> dict[bytes, bytes]:
     return {name[1:]: value for name, value in zip(flat[::2], flat[1::2], strict=True)}
 
 
-def test_what_is_put_is_there(tree: Tree) -> None:
+def test_written_elements_are_found(tree: Tree) -> None:
     assert tree.do("CREATE", "binary", "/ns/a", "one") == b"+OK"
     assert tree.read("GET", "/ns/a") == b"=one"
     assert tree.do("PUT", "/ns/a", "two") == b"+OK"
@@ -121,7 +121,7 @@ def test_moving_takes_all_that_is_below(tree: Tree) -> None:
     assert tree.read("GET", "/ns/t") == b"=x"
 
 
-def test_what_is_ephemeral_goes_with_its_session_and_has_no_children(tree: Tree) -> None:
+def test_ephemeral_elements_end_with_their_session(tree: Tree) -> None:
     assert code(tree.do("CREATE", "BINARY", "EPHEMERAL", "/ns/e", session=0)) == b"ERR"
     assert tree.do("CREATE", "BINARY", "EPHEMERAL", "/ns/e", "here", session=8) == b"+OK"
     assert code(tree.do("CREATE", "BINARY", "/ns/e/child")) == b"EPHEMERAL_PARENT"
@@ -209,7 +209,7 @@ def test_pages_follow_one_another(tree: Tree) -> None:
         ((), b"UNKNOWN_COMMAND"),
     ],
 )
-def test_what_makes_no_sense_is_refused_and_changes_nothing(
+def test_invalid_commands_are_refused(
     tree: Tree, words: tuple[bytes | str, ...], expected: bytes
 ) -> None:
     before = tree.bytes
@@ -217,7 +217,7 @@ def test_what_makes_no_sense_is_refused_and_changes_nothing(
     assert tree.bytes == before
 
 
-def test_what_changes_something_is_not_read(tree: Tree) -> None:
+def test_changes_are_not_reads(tree: Tree) -> None:
     assert code(tree.read("PUT", "/ns/a", "x")) == b"BADARG"
 
 

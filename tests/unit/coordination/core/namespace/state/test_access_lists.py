@@ -27,7 +27,7 @@ def test_the_owner_is_judged_as_owner_even_if_others_may_more() -> None:
     assert allows(acl, b"bob", STAFF, WRITE)
 
 
-def test_who_is_named_is_judged_so_even_if_a_group_would_grant() -> None:
+def test_a_named_user_is_judged_before_groups() -> None:
     acl = Acl(b"ann", b"staff", 0o777, (Grant(False, b"bob", READ),))
     assert allows(acl, b"bob", STAFF, READ)
     assert not allows(acl, b"bob", STAFF, WRITE)
@@ -42,7 +42,7 @@ def test_any_group_that_grants_is_enough_and_none_is_the_end() -> None:
     assert not allows(Acl(b"ann", b"staff", 0o704), b"bob", STAFF, READ)
 
 
-def test_nobody_is_in_the_group_without_a_name() -> None:
+def test_no_user_is_in_the_group_without_a_name() -> None:
     assert not allows(Acl(b"ann", b"", 0o770), b"eve", (b"",), READ)
 
 

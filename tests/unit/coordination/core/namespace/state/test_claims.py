@@ -43,7 +43,7 @@ def test_a_lock_is_in_the_way_of_those_above_and_below(tree: Tree, claims: Claim
     assert claims.rival((b, x), Mode.WRITE, 2) is not None
 
 
-def test_of_those_that_wait_only_the_earlier_ones_count(tree: Tree, claims: Claims) -> None:
+def test_only_earlier_waits_conflict(tree: Tree, claims: Claims) -> None:
     a = number(tree, b"n", b"a")
     claims.put(a, Phase.WAITING, Mode.WRITE, b"5", ONE)
     assert claims.rival((a,), Mode.READ, 2, b"4") is None
@@ -63,7 +63,7 @@ def test_a_session_holds_one_thing_on_an_element(tree: Tree, claims: Claims) -> 
     assert len(claims) == 0
 
 
-def test_what_is_below_is_found_wherever_it_has_moved(tree: Tree, claims: Claims) -> None:
+def test_claims_below_an_element_are_found_after_moves(tree: Tree, claims: Claims) -> None:
     n, a, x = number(tree, b"n"), number(tree, b"n", b"a"), number(tree, b"n", b"a", b"x")
     b = number(tree, b"n", b"b")
     claims.hold(x, Mode.READ, ONE)

@@ -25,7 +25,7 @@ REQUIRED = KEYS[b"GLOBAL.AUTH.REQUIRED"]
 NODE = KEYS[b"NODE.LISTEN"]
 
 
-def test_what_nobody_set_is_what_the_key_is_by_itself() -> None:
+def test_an_unset_key_has_its_default() -> None:
     tree = Tree()
     tree.do("CREATENAMESPACE", "/ns")
     found = tree.machine.state.settings

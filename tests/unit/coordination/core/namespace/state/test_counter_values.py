@@ -27,7 +27,7 @@ def test_eight_bits_stop(value: int, count: int) -> None:
 
 
 @pytest.mark.parametrize("text", [b"", b"\0\x08\0\0", b"\0\x08\0\0\1\1"])
-def test_what_is_no_counter_is_not_read(text: bytes) -> None:
+def test_an_invalid_counter_is_not_read(text: bytes) -> None:
     tables = Tables()
     Counters(tables, Elements(Tables()))
     one = (1).to_bytes(8, "big")

@@ -55,13 +55,11 @@ from millstream.coordination.core.namespace.state.keys import (
         (b"GLOBAL.AUTH.JWKS", b"x" * 1025, None),
     ],
 )
-def test_what_is_written_is_kept_in_one_form(
-    name: bytes, written: bytes, kept: bytes | None
-) -> None:
+def test_values_are_stored_in_one_form(name: bytes, written: bytes, kept: bytes | None) -> None:
     assert KEYS[name].read(written) == kept
 
 
-def test_what_a_key_is_by_itself_can_be_written() -> None:
+def test_the_default_of_a_key_is_a_valid_value() -> None:
     for key in KEYS.values():
         assert key.read(key.default) == key.default, key.name
         assert key.range

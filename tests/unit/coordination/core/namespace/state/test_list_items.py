@@ -71,9 +71,7 @@ def test_a_change_leaves_other_chunks_as_they_are() -> None:
     ("ends", "left"),
     [([(0, 2), (2, 3)], [b"c", b"d"]), ([(3, 4), (0, 2)], [b"c", b"e"])],
 )
-def test_what_becomes_small_joins_its_neighbour(
-    ends: list[tuple[int, int]], left: list[bytes]
-) -> None:
+def test_a_small_chunk_joins_its_neighbour(ends: list[tuple[int, int]], left: list[bytes]) -> None:
     lists = Lists(Tables())
     lists.of(7).splice(0, 0, [b"a", b"b", b"c", b"d", b"e"])
     for begin, end in ends:
@@ -85,7 +83,7 @@ def test_what_becomes_small_joins_its_neighbour(
 @pytest.mark.parametrize(
     "text", [b"", b"\0" * 11, b"\0" * 11 + b"\1", b"\0" * 11 + b"\1" + b"\0" * 19]
 )
-def test_what_is_no_directory_is_not_read(text: bytes) -> None:
+def test_an_invalid_directory_is_not_read(text: bytes) -> None:
     tables = Tables()
     Lists(tables)
     one = (1).to_bytes(8, "big")
@@ -95,7 +93,7 @@ def test_what_is_no_directory_is_not_read(text: bytes) -> None:
             pass
 
 
-def test_what_are_no_items_is_not_read() -> None:
+def test_invalid_items_are_not_read() -> None:
     tables = Tables()
     Lists(tables)
     one = (1).to_bytes(8, "big")

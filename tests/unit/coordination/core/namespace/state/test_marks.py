@@ -50,7 +50,7 @@ def test_nothing_is_kept_before_there_is_a_mark() -> None:
     assert world.lsns(1) == [2]
 
 
-def test_what_is_asked_for_is_kept_whole_or_refused() -> None:
+def test_requested_history_is_complete_or_refused() -> None:
     world = World()
     world.marks.begin(TREE, 0)
     for lsn in range(1, 200):

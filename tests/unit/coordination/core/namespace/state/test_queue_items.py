@@ -20,7 +20,7 @@ def queues() -> Queues:
     return Queues(Tables(), Elements(Tables()))
 
 
-def test_who_waits_is_told_of_each_change_that_makes_items_ready(queues: Queues) -> None:
+def test_waiting_clients_are_notified_of_ready_items(queues: Queues) -> None:
     told: list[int] = []
     queues.freed = told.append
     queue = queues.of(5)
@@ -55,7 +55,7 @@ def test_it_knows_what_a_session_has_of_each_queue(queues: Queues) -> None:
 
 
 @pytest.mark.parametrize("table", [0, 1, 2, 3])
-def test_what_is_no_record_is_not_read(table: int) -> None:
+def test_invalid_records_are_not_read(table: int) -> None:
     tables = Tables()
     Queues(tables, Elements(Tables()))
     one = (1).to_bytes(8, "big")

@@ -18,7 +18,7 @@ def test_a_root_has_the_version_it_was_created_with_as_its_id() -> None:
     assert registry.id_of(1) is None
 
 
-def test_what_is_kept_is_read_as_it_was_written() -> None:
+def test_stored_records_are_read_as_written() -> None:
     tree = Tree()
     registry = tree.machine.state.registry
     names = {

@@ -71,7 +71,7 @@ def remembered(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) 
         st.tuples(st.integers(1, 2), ONE | st.lists(ONE, min_size=2, max_size=4)), max_size=30
     )
 )
-def test_what_was_looked_up_before_changes_nothing(
+def test_earlier_look_ups_change_nothing(
     commands: list[tuple[int, tuple[str, ...] | list[tuple[str, ...]]]],
 ) -> None:
     """One machine remembers, the other one is made anew of a snapshot before each command.
@@ -97,7 +97,7 @@ def test_what_was_looked_up_before_changes_nothing(
         assert one.bytes == other.bytes
 
 
-def test_who_moved_is_told_of_where_it_is_now() -> None:
+def test_a_moved_session_is_notified_at_its_new_connection() -> None:
     tree = Tree()
     tree.do("CREATENAMESPACE", "/ns")
     tree.do("CREATE", "BINARY", "PARENTS", "/ns/a/b/x")

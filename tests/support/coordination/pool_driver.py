@@ -1,19 +1,15 @@
-"""Nodes of a pool on false disks and a false network, through seeded schedules.
+"""Drives the pools of some nodes in unit tests: simulated disks, network and time, without faults.
 
-Faults: loss, duplication, late copies, restarts between any two effects (what was not durable yet
-is lost), commands to anybody. Then all is healed.
+After every step it checks: the invariants of `Pool`; nothing is sent that is not durable; a group
+is formatted at most once on a node, and opened only when a quorum of its members has formatted it;
+no node goes back to older information.
 
-Checked after every step: the invariants of `Pool`; nothing is said that is not durable; a group is
-formatted at most once on a node, and opened only when a quorum of its members has formatted it.
-At the end: every node of a pool knows every other one and where each group is led, and a deleted
-group is nowhere.
+Elsewhere: faults and random schedules (`simulators.coordination_sim.whole`).
 """
 
 from __future__ import annotations
 
-import argparse
 import random
-import sys
 from typing import Any
 
 from millstream.coordination.core.pool.effects import (
@@ -46,7 +42,6 @@ from millstream.coordination.core.pool.messages import (
     Address,
     Deleted,
     Founded,
-    Founding,
     Tables,
     decode_pool,
     encode_pool,
@@ -67,7 +62,6 @@ from millstream.vsr.core.messages import LENGTH, Envelope, GetEpoch
 from millstream.vsr.core.replica.member import Status
 
 PORT = 7000
-HEAL_MS = 60_000
 
 
 class WrongError(AssertionError):
@@ -104,16 +98,13 @@ class Node:
 
 
 class World:
-    """All of it; `calm` has no faults."""
+    """The nodes, their network, and what is true of each group."""
 
-    def __init__(self, seed: int, count: int, *, is_calm: bool = False) -> None:
+    def __init__(self, seed: int, count: int) -> None:
         self.chance = random.Random(seed)
         self.nodes = [Node(number) for number in range(1, count + 1)]
         self.now_ms = 0.0
-        self.loss = 0.0 if is_calm else self.chance.choice((0.0, 0.05, 0.3))
-        self.twice = 0.0 if is_calm else self.chance.choice((0.0, 0.1, 0.4))
-        self.delay_ms = 1.0 if is_calm else self.chance.choice((5.0, 100.0, 2000.0))
-        self.restarts = 0.0 if is_calm else self.chance.choice((0.0, 0.01, 0.05))
+        self.loss, self.delay_ms = 0.0, 1.0
         self.wire: list[tuple[float, int, Address, bytes]] = []
         self.sent = 0
         self.tickets = 0
@@ -156,9 +147,6 @@ class World:
             raise WrongError(f"{node.number}, after {type(event).__name__}: {error}") from error
         self._check_forward(node)
         for effect in effects:
-            if self.restarts and self.chance.random() < self.restarts / 4:
-                self.crash(node)
-                return
             self._do(node, effect)
 
     def _check_forward(self, node: Node) -> None:
@@ -209,12 +197,12 @@ class World:
                 pass
 
     def _send(self, say: Say) -> None:
-        for _ in range(1 + (self.chance.random() < self.twice)):
-            if self.chance.random() >= self.loss:
-                self.sent += 1
-                at = self.now_ms + self.chance.random() * self.delay_ms
-                frame = encode_pool(say.envelope)[LENGTH.size :]
-                self.wire.append((at, self.sent, say.address, frame))
+        if self.chance.random() < self.loss:
+            return
+        self.sent += 1
+        at = self.now_ms + self.chance.random() * self.delay_ms
+        frame = encode_pool(say.envelope)[LENGTH.size :]
+        self.wire.append((at, self.sent, say.address, frame))
 
     def write(self, node: Node) -> None:
         """Have the disk do the next thing."""
@@ -234,8 +222,6 @@ class World:
             case DropGroup(_, group_id):
                 node.folders.pop(group_id, None)
                 node.open.pop(group_id, None)
-        if self.restarts and self.chance.random() < self.restarts:
-            self.crash(node)
         self.step(node, DiskDone(effect.op))
 
     def _open(self, node: Node, group_id: bytes) -> None:
@@ -343,104 +329,10 @@ class World:
         else:
             self.now_ms += 0.5
 
-    def fault(self) -> None:
-        """Restart somebody, or have something late come again."""
-        for node in self.nodes:
-            if node.pool is None and self.chance.random() < 0.5:
-                self.start(node)
-            elif node.pool is not None and self.chance.random() < self.restarts:
-                self.crash(node)
-
-    def heal(self) -> None:
-        """Have all run, with nothing going wrong any more, until everybody could know all."""
-        self.loss = self.twice = self.restarts = 0.0
-        self.delay_ms = 5.0
-        for node in self.nodes:
-            if node.pool is None:
-                self.start(node)
-        until_ms = self.now_ms + HEAL_MS
-        while self.now_ms < until_ms:
-            self.run(min(until_ms, self.now_ms + 2000))
-            for group_id in sorted(self.views):
-                self.tell(group_id)
-            self.answer_questions(Code.NOTPRIMARY)
-
-    def check_end(self) -> None:
-        """See that all know all."""
-        pools = [node.running for node in self.nodes]
-        first = pools[0]
-        for node, pool in zip(self.nodes, pools, strict=True):
-            if pool.tables.pool_ids != first.tables.pool_ids:
-                raise WrongError(f"{node.number} is in another pool")
-            known = {info.node_id: info.incarnation for info in pool.tables.others()}
-            known[node.id] = node.incarnation
-            if known != {one.id: one.incarnation for one in self.nodes}:
-                raise WrongError(f"{node.number} does not know all others: {known}")
-            if pool.tables.digest != first.tables.digest:
-                raise WrongError(f"{node.number} knows other groups than the first one")
-            self._check_groups(node, pool)
-
-    def _check_groups(self, node: Node, pool: Pool) -> None:
-        for group_id in pool.tables.tombstones:
-            if group_id in pool.tables.foundings or group_id in pool.hosted:
-                raise WrongError(f"{node.number} has a group that was deleted")
-            if group_id in node.folders or group_id in node.open:
-                raise WrongError(f"{node.number} has files of a group that was deleted")
-        for group_id, founding in pool.tables.foundings.items():
-            if len(pool.tables.numbered(founding.number)) == 1:
-                self._check_founded(node, founding)
-            elif group_id not in self.views:
-                continue  # its number was another's, and it never began
-            epoch, members, view = self.views[group_id]
-            seen = pool.directory.get(group_id)
-            if seen is None or seen[:3] != (epoch, view, members):
-                raise WrongError(f"{node.number} takes group {founding.number} for {seen}")
-
-    def _check_founded(self, node: Node, founding: Founding) -> None:
-        if node.id in founding.members and founding.group_id not in node.open:
-            raise WrongError(f"{node.number} has not opened group {founding.number}")
-
-
-def schedule(seed: int) -> World:
-    """Run one seed to its end and check it."""
-    world = World(seed, random.Random(seed ^ 0xF00D).choice((3, 4, 6)))
-    chance = world.chance
-    first = world.nodes[0]
-    for node in world.nodes:
-        world.start(node, join=() if node is first else (first.address,))
-    numbers = 1
-    for _ in range(chance.choice((10, 40))):
-        world.run(world.now_ms + chance.choice((200, 1000, 4000)))
-        world.fault()
-        node = chance.choice(world.nodes)
-        if node.pool is None or (node is not first and len(node.pool.tables.others()) == 0):
-            continue
-        known = sorted(node.pool.tables.foundings.values())
-        match chance.randrange(6):
-            case 0 | 1:
-                numbers += chance.randrange(2)
-                among = sorted(node.pool.tables.nodes)
-                members = chance.sample(among, chance.choice((1, 3)) if len(among) > 2 else 1)
-                ids = " ".join(member.hex() for member in members)
-                world.admin(node, f"GROUP CREATE {numbers} {ids}")
-            case 2 if known:
-                number = chance.choice(known).number
-                world.admin(node, f"GROUP DELETE {number} CONFIRM {number}")
-            case 3 if world.views:
-                group_id = chance.choice(sorted(world.views))
-                epoch, members, view = world.views[group_id]
-                world.views[group_id] = (epoch, members, view + 1)
-                world.tell(group_id)
-            case _:
-                world.answer_questions(chance.choice((Code.OK, Code.NOQUORUM)))
-    world.heal()
-    world.check_end()
-    return world
-
 
 def joined(count: int) -> World:
     """Return nodes of one pool, without any faults."""
-    world = World(1, count, is_calm=True)
+    world = World(1, count)
     first = world.nodes[0]
     for node in world.nodes:
         world.start(node, join=() if node is first else (first.address,))
@@ -473,22 +365,3 @@ def group_of(world: World, number: int) -> bytes:
     """Return the id of the group that the first node knows by this number."""
     (group_id,) = world.nodes[0].running.tables.numbered(number)
     return group_id
-
-
-def main() -> int:
-    """Run seeds; print the command that repeats one that fails."""
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--seed", type=int, default=1)
-    parser.add_argument("--count", type=int, default=100)
-    arguments = parser.parse_args()
-    for seed in range(arguments.seed, arguments.seed + arguments.count):
-        try:
-            schedule(seed)
-        except Exception as error:
-            sys.stderr.write(f"seed {seed}: {error!r}: --seed {seed} --count 1\n")
-            raise
-    return 0
-
-
-if __name__ == "__main__":
-    sys.exit(main())
