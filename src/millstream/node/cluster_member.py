@@ -10,7 +10,7 @@ import ssl
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
 from typing import Final, NamedTuple, cast
 
-from millstream.access.users import NODE_USER
+from millstream.access.users import NODE_USER, UserStore
 from millstream.cluster.aio.local_engine import LocalEngine
 from millstream.cluster.aio.node_agent import CALL_S_MAX
 from millstream.cluster.aio.own_node import OwnBucket
@@ -42,6 +42,7 @@ class Parts(NamedTuple):
 
     settings: Settings
     directory: DataDirectory
+    users: UserStore
     buckets: Buckets
     peers: ClusterPeers
     addresses: Mapping[str, Address]
@@ -80,7 +81,7 @@ class ClusterMember:
         }
 
     def connect(self, session_s: float, on_lost: Callable[[], None] = lambda: None) -> AsyncClient:
-        """Return a client of the own coordination port; raises UsageError (`no_coord`)."""
+        """Return a client of the own coordination port; see `OwnNode.connect`."""
         address = self._parts.addresses.get("coord")
         if address is None:
             raise UsageError(
@@ -90,6 +91,12 @@ class ClusterMember:
             )
         host = "127.0.0.1" if address.is_wildcard else address.host
         secret = self._parts.settings.cluster_secret
+        if not secret and not self._parts.users.is_empty:
+            raise ConditionError(
+                "there are users, and nodes could not log in to each other: start all nodes with "
+                "the same cluster secret, in MILLSTREAM_CLUSTER_SECRET",
+                code="no_cluster_secret",
+            )
         return AsyncClient(
             [str(Address(host, address.port))],
             user=NODE_USER if secret else None,

@@ -441,7 +441,7 @@ class Engine:
 
     def _membership(self) -> Membership:
         parts = Parts(
-            self.settings, self._directory, self._buckets, self.others.neighbours,
+            self.settings, self._directory, self.users, self._buckets, self.others.neighbours,
             self._addresses, peer_tls_context(self.settings), self._managed_engine,
             self.delete_bucket, self.coordination.join,
         )  # fmt: skip

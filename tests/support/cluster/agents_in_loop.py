@@ -43,6 +43,8 @@ class Members:
         self.agents: dict[str, NodeAgent] = {}
         self.orchestrators: dict[str, Orchestrator] = {}
         self.unreachable: set[str] = set()
+        self.started_ms: int | None = 0
+        """When nodes have started; None: when they are made."""
 
     def connect(self, seconds: float, on_lost: Callable[[], None]) -> AsyncClient:
         return AsyncClient(
@@ -59,7 +61,7 @@ class Members:
         """Make a node and its agent, not started."""
         engine = self.engines.get(name) or EngineDouble(name, self.engines)
         self.engines[name] = engine
-        orchestrator = Orchestrator(name, lambda: name, self.send)
+        orchestrator = Orchestrator(name, lambda: name, self.send, started_ms=self.started_ms)
         agent = NodeAgent(
             name, CLUSTER, OrderTaker(name, CLUSTER, engine), self.connect,
             lambda: ("127.0.0.1", {"http": 1}), "0", orchestrator.run,

@@ -11,7 +11,7 @@ import pytest
 
 from millstream.errors import ConditionError, UsageError
 from millstream.node.engine import Engine
-from millstream.node.settings import Address, Settings
+from millstream.node.settings import Address, Credential, Settings
 from support.cluster.engine_double import EngineDouble
 from support.coordination.coordinators import until
 
@@ -73,6 +73,17 @@ async def test_a_node_joins_another_and_is_a_member_at_its_next_start(
         await until(lambda: not third.cluster.problem)
     finally:
         await third.stop()
+
+
+async def test_nodes_with_users_need_a_secret_of_the_cluster(make_settings: Make) -> None:
+    ada = Credential("ada", "a long password")
+    engine = await Engine.start(make_settings(users=(ada,), coord=FREE, peer=FREE))
+    try:
+        with pytest.raises(ConditionError) as caught:
+            await engine.cluster.init("flights", 1)
+        assert caught.value.code == "no_cluster_secret"
+    finally:
+        await engine.stop()
 
 
 async def test_a_node_without_coordination_makes_no_cluster(make_settings: Make) -> None:

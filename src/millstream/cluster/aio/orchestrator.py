@@ -46,7 +46,12 @@ from millstream.cluster.core.memory import Memory
 from millstream.cluster.core.orders import Order, OrderKind, Place, Reply
 from millstream.cluster.core.progress import Sample, progress_of
 from millstream.cluster.core.reports import from_peer
-from millstream.cluster.core.settings import ACTIVATE_MS_MAX, ORDER_MS_MAX, REPORT_INTERVAL_MS
+from millstream.cluster.core.settings import (
+    ACTIVATE_MS_MAX,
+    ORDER_MS_MAX,
+    REPORT_INTERVAL_MS,
+    STARTING_MS,
+)
 from millstream.cluster.core.step import Decision, EndSession, View
 from millstream.cluster.core.writes import end_session
 from millstream.coordination.aio.client.async_client import AsyncClient
@@ -86,6 +91,7 @@ class Orchestrator:
         address: where other nodes find it.
         send: to nodes, this one included.
         group: the group that coordinates; None: nobody tends it.
+        started_ms: when the node has started, by `monotonic_ms`; None: now.
     """
 
     def __init__(
@@ -94,8 +100,10 @@ class Orchestrator:
         address: Callable[[], str],
         send: Send,
         group: CoordinationGroup | None = None,
+        started_ms: int | None = None,
     ) -> None:
         self._node, self._address, self._send, self._group = node, address, send, group
+        self._started_ms = monotonic_ms() if started_ms is None else started_ms
         self.reign: Reign | None = None
         """While this node is the orchestrator."""
 
@@ -108,7 +116,9 @@ class Orchestrator:
                 *words, is_change=True, deadline_s=float("inf"), may_wait=True
             )
             token = version_of(reply[1])
-            self.reign = Reign(self._node, token, client, self._send, self._group)
+            self.reign = Reign(
+                self._node, token, client, self._send, self._group, self._started_ms
+            )
             _LOG.info("this node is the orchestrator, token %s", reply[1].decode())
             try:
                 await self.reign.run()
@@ -128,7 +138,9 @@ class Reign:
         client: AsyncClient,
         send: Send,
         group: CoordinationGroup | None = None,
+        started_ms: int = 0,
     ) -> None:
+        self._started_ms = started_ms
         self.notes: tuple[str, ...] = ()
         """Why something that is wanted is not done."""
         self.memory = Memory()
@@ -216,6 +228,7 @@ class Reign:
             unix_ms=now_ns // 1_000_000,
             branch_by_clock=branch_by_clock(now_ns, noise),
             noise=noise,
+            is_starting=monotonic_ms() < self._started_ms + STARTING_MS,
         )
 
     def _note(self, decision: Decision) -> None:

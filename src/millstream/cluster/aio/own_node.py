@@ -53,6 +53,7 @@ class OwnNode(Protocol):
 
         Raises:
             UsageError: `no_coord`: this node has no port of coordination.
+            ConditionError: `no_cluster_secret`: there are users, and nodes could not log in.
         """
 
     async def ask(

@@ -30,6 +30,8 @@ from millstream.vsr.core.versions import NEVER
 __all__ = ["execute", "make_namespace", "maps_of", "read_elements", "read_state"]
 
 _SYSTEM_GROUP: Final = "1"
+_TOO_LATE: Final = ("CHECK_FAILED", "CAS_MISMATCH", "ERROR_DOES_NOT_EXISTS")
+"""Errors of a transaction that is based on what is not so any more."""
 
 
 async def read_state(client: AsyncClient) -> ClusterState:
@@ -81,7 +83,9 @@ async def execute(client: AsyncClient, txn: Txn) -> bool:
         transaction.add(*words)
     try:
         await transaction.commit()
-    except AbortedError:
+    except AbortedError as error:
+        if error.reason not in _TOO_LATE:
+            raise
         return False
     return True
 

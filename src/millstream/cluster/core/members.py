@@ -14,7 +14,9 @@ Invariants:
    anything else is done.
 2. Automatic fail-over needs a fresh read, the answers of a majority of the data nodes and of the
    own node, and counts each node.
-3. A node of which one partition could not be promoted by the rule is left alone.
+3. After a start of the whole cluster nobody is failed over for being late
+   (`cluster.core.settings.STARTING_MS`).
+4. A node of which one partition could not be promoted by the rule is left alone.
 
 Elsewhere: layouts (`cluster.core.planner`), what people ask for (`cluster.core.requests`).
 """
@@ -164,6 +166,9 @@ def _failing(step: Step) -> list[tuple[str, FailOver]]:
         if node.state in ("in", "leaving") and is_silent(step, name)
     ]
     if not gone:
+        return []
+    if step.view.is_starting:
+        step.note("this node has just started: silent nodes may be starting, too")
         return []
     if not settings.auto_failover:
         step.note("auto_failover is off")

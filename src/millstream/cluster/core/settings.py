@@ -20,6 +20,7 @@ __all__ = [
     "ACTIVATE_MS_MAX",
     "BRANCH_TRY_DOUBLINGS_MAX",
     "BRANCH_TRY_MS",
+    "CONTACT_WINDOW_MS",
     "COORDINATORS",
     "FAILED_MS_MIN",
     "FREEZE_WITHIN_SEQNOS",
@@ -30,6 +31,7 @@ __all__ = [
     "SESSION_BEAT_MS",
     "SESSION_TTL_MS",
     "STALLED_AFTER_MS",
+    "STARTING_MS",
     "TAKE_OVERS_MAX",
     "TAKE_OVER_MS_MAX",
     "UNREACHED_MS_MAX",
@@ -52,6 +54,8 @@ BRANCH_TRY_MS: Final = 2000
 """A promotion that has not advanced for so long is repeated in another branch."""
 BRANCH_TRY_DOUBLINGS_MAX: Final = 3
 """Each further try of it waits twice as long, so often: a slow disk must be able to promise."""
+STARTING_MS: Final = 10_000
+"""So long after its own start a node, as the orchestrator, fails no other one over by itself."""
 FAILED_MS_MIN: Final = 10_000
 """A failed node that returns is no member for so long, if nobody else can serve its partitions."""
 UNREACHED_MS_MAX: Final = 5000

@@ -42,6 +42,8 @@ class View(NamedTuple):
     branch_by_clock: int
     noise: int
     """Random, as many bits as a branch has noise."""
+    is_starting: bool = False
+    """The orchestrator's node has just started, so others may be starting, too."""
 
 
 class EndSession(NamedTuple):

@@ -35,6 +35,22 @@ async def test_partitions_of_a_node_that_dies_are_promoted(tmp_path: Path) -> No
             await until(lambda name=active, at=place: here.engines[name].serves(at))
 
 
+async def test_members_that_start_one_after_the_other_are_not_failed_over(tmp_path: Path) -> None:
+    async with members(tmp_path, ROWS) as here:
+        here.started_ms = None
+        await here.start("a", "b")
+        leader = await until(here.leader)
+        await until(lambda: any(
+            "just started" in note for note in here.orchestrators[leader].reign.notes
+        ))  # fmt: skip
+        await here.start("c")
+        state = await here.until(
+            lambda state: all(one.branch > 1 for one in state.data[BUCKET].records)
+        )
+        assert state.failover_count == 0
+        assert {node.state for node in state.nodes.values()} == {"in"}
+
+
 async def test_another_node_leads_once_the_orchestrator_is_gone(tmp_path: Path) -> None:
     async with members(tmp_path, ROWS) as here:
         await here.start(*"abc")

@@ -17,9 +17,15 @@ from millstream.cluster.core.elements import (
     Plan,
     node_path,
 )
-from millstream.cluster.core.members import failed_record, is_done, is_silent, make_plan
+from millstream.cluster.core.members import (
+    failed_record,
+    is_done,
+    is_silent,
+    make_plan,
+    tend_members,
+)
 from millstream.cluster.core.settings import FAILED_MS_MIN, Settings
-from millstream.cluster.core.step import Decision
+from millstream.cluster.core.step import Decision, Step
 from support.cluster.scene import Scene, copy_report, written
 
 MINUTES_10 = 600_000
@@ -74,6 +80,15 @@ def test_the_limits_of_automatic_fail_over(settings: Settings, count: int, note:
     decision = scene.decide()
     assert decision.write is None
     assert note in decision.notes
+
+
+def test_after_a_start_of_all_nodes_nobody_is_failed_over_for_being_late() -> None:
+    scene = Scene()
+    scene.lose("a")
+    step = Step(scene.view()._replace(is_starting=True), scene.memory)
+    assert tend_members(step) is None
+    assert any("just started" in note for note in step.decision.notes)
+    assert tend_members(scene.step()) is not None
 
 
 def test_without_answers_of_a_majority_nobody_is_failed_over() -> None:
