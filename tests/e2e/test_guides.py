@@ -10,6 +10,7 @@ from socket import socket
 
 import pytest
 
+import pasted
 from pasted import PastedShell, blocks_of, is_as_said, path_of, steps_of
 from support.node.node_process import NodeProcess, free_port
 
@@ -125,7 +126,8 @@ def test_the_guide_to_documents(tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
-def test_the_guide_to_three_machines(tmp_path: Path) -> None:
+def test_the_guide_to_three_machines(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(pasted, "COMMAND_S_MAX", 240)  # partitions are moved
     ports = {f"2{number}00": str(free_base() // 10) for number in range(1, 6)}
     with PastedShell(tmp_path, ports) as shell:
         shell.run("unset ${!MILLSTREAM_SERVE_@} MILLSTREAM_CONNECT")
