@@ -35,7 +35,7 @@ from millstream.cluster.core.members import tend_members
 from millstream.cluster.core.memory import Memory
 from millstream.cluster.core.moving import Moves
 from millstream.cluster.core.orders import Place
-from millstream.cluster.core.progress import note_progress
+from millstream.cluster.core.progress import stalled
 from millstream.cluster.core.step import Decision, Step, View
 from millstream.cluster.core.writes import Txn, put_data_map, put_index_map
 from millstream.model.cluster_maps import DataMap, DataRecord, next_data_map, next_index_map
@@ -79,7 +79,7 @@ def decide(view: View, memory: Memory) -> Decision:
     index = _index_write(step)
     write = _first_write(step, changes, members) or index
     step.decision.write = write or finish_drop(step, whole)
-    note_progress(step)
+    step.decision.stalled = stalled(step)
     step.end_sessions()
     return step.decision
 

@@ -28,7 +28,7 @@ from millstream.cluster.core.reports import CopyReport, NodeReport, PartReport
 from millstream.model.cluster_maps import Floor, MapKey
 from millstream.model.standing import Standing
 
-__all__ = ["Chosen", "Memory", "Promised", "Promotion", "Sample", "Stopped"]
+__all__ = ["Chosen", "Memory", "Promised", "Promotion", "Stopped"]
 
 
 class Promised(NamedTuple):
@@ -38,16 +38,6 @@ class Promised(NamedTuple):
     quiet_ms: int | None
     heard_ms: int
     """When the reply came."""
-
-
-class Sample(NamedTuple):
-    """How far a plan was at a time."""
-
-    plan: int
-    at_ms: int
-    copied: int
-    """Changes that wanted copies had."""
-    total: int
 
 
 class Stopped(NamedTuple):
@@ -110,10 +100,6 @@ class Memory:
     """Index parts that were stopped."""
     marks: dict[Place, tuple[object, int]] = field(default_factory=dict)
     """Where partitions of the plan are, and since when."""
-    stalled: dict[Place, str] | None = None
-    """Partitions of the plan without progress for long, and why; None: not known."""
-    samples: list[Sample] = field(default_factory=list)
-    """How far the plan was in the last minute."""
     floors: dict[Place, tuple[MapKey, int, Floor]] = field(default_factory=dict)
     """What a lost index owner, in its session of this number, may have shown."""
 

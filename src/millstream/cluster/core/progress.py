@@ -14,7 +14,7 @@ from typing import Any, Final, NamedTuple
 
 from millstream.cluster.core.elements import ClusterState, Plan
 from millstream.cluster.core.fail_over import serving
-from millstream.cluster.core.memory import Memory, Sample
+from millstream.cluster.core.memory import Memory
 from millstream.cluster.core.moving import valid_plan
 from millstream.cluster.core.orders import Place
 from millstream.cluster.core.quorums import serving_copy
@@ -23,20 +23,10 @@ from millstream.cluster.core.step import Step
 from millstream.model.cluster_maps import DataRecord, IndexRecord, MapKey
 from millstream.model.rows import Row, named
 
-__all__ = [
-    "ESTIMATE_MS",
-    "SAMPLE_MS",
-    "Progress",
-    "left_s",
-    "moves_of",
-    "note_progress",
-    "progress_of",
-]
+__all__ = ["ESTIMATE_MS", "Progress", "Sample", "left_s", "moves_of", "progress_of", "stalled"]
 
 ESTIMATE_MS: Final = 60_000
 """The rate of this last time says how long the rest takes."""
-SAMPLE_MS: Final = 1000
-"""How often it is noted how far a plan is."""
 
 
 def moves_of(state: ClusterState, plan: Plan) -> dict[str, Any]:
@@ -80,6 +70,14 @@ class Progress(NamedTuple):
     """Partitions of which nobody has reported how many changes they have."""
 
 
+class Sample(NamedTuple):
+    """A progress at a time."""
+
+    at_ms: int
+    copied: int
+    total: int
+
+
 def progress_of(state: ClusterState, plan: Plan, memory: Memory) -> Progress:
     """Return how far a plan is, by the last reports."""
     done = copied = total = unknown = partitions = index_parts = index_done = 0
@@ -96,7 +94,7 @@ def progress_of(state: ClusterState, plan: Plan, memory: Memory) -> Progress:
             else:
                 copied += found[0]
                 total += found[1]
-        for one, owner in zip(state.index[uuid].records, plan.index[uuid], strict=False):
+        for one, owner in zip(state.index[uuid].records, plan.index[uuid], strict=True):
             index_parts += owner is not None
             index_done += owner is not None and one.owner == owner
     return Progress(partitions, done, index_parts, index_done, copied, total, unknown)
@@ -131,9 +129,10 @@ def left_s(samples: Sequence[Sample]) -> int | None:
     Args:
         samples: in the order of their times.
     """
-    if len(samples) < 2:
+    recent = [one for one in samples if samples[-1].at_ms - one.at_ms <= ESTIMATE_MS]
+    if len(recent) < 2:
         return None
-    first, last = samples[0], samples[-1]
+    first, last = recent[0], recent[-1]
     passed_ms, copied = last.at_ms - first.at_ms, last.copied - first.copied
     rest = last.total - last.copied
     if passed_ms <= 0 or copied <= 0 or rest <= 0:
@@ -141,25 +140,11 @@ def left_s(samples: Sequence[Sample]) -> int | None:
     return max(1, round(rest * passed_ms / copied / 1000))
 
 
-# ---- what an orchestrator notes
+# ---- stalled parts
 
 
-def note_progress(step: Step) -> None:
-    """Note in the memory how far the plan is, where each partition is, and which stand still."""
-    memory, plan, now_ms = step.memory, valid_plan(step.state), step.view.now_ms
-    memory.stalled = _stalled(step)
-    kept = [
-        one
-        for one in memory.samples
-        if plan is not None and one.plan == plan.id and now_ms - one.at_ms <= ESTIMATE_MS
-    ]
-    if plan is not None and (not kept or now_ms - kept[-1].at_ms >= SAMPLE_MS):
-        progress = progress_of(step.state, plan, memory)
-        kept.append(Sample(plan.id, now_ms, progress.copied, progress.total))
-    memory.samples = kept
-
-
-def _stalled(step: Step) -> dict[Place, str]:
+def stalled(step: Step) -> dict[Place, str]:
+    """Return the partitions of the plan that do not get on, and why; notes where each is."""
     memory, now_ms = step.memory, step.view.now_ms
     marks: dict[Place, tuple[object, int]] = {}
     found: dict[Place, str] = {}

@@ -11,7 +11,7 @@ Elsewhere: how far a plan is (`cluster.core.progress`), the table that is printe
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 import msgspec
@@ -19,7 +19,7 @@ import msgspec
 from millstream.cluster.core.elements import Bucket, ClusterState, FailOver, NodeRecord
 from millstream.cluster.core.memory import Memory
 from millstream.cluster.core.orders import Place
-from millstream.cluster.core.progress import left_s, progress_of
+from millstream.cluster.core.progress import Sample, left_s, progress_of
 from millstream.cluster.core.quorums import serving_copy
 from millstream.model.cluster_maps import DataRecord
 from millstream.model.partitions import PartitionState
@@ -36,15 +36,19 @@ def status_of(
     coordinators: Sequence[str] | None = None,
     failovers: Iterable[FailOver] = (),
     notes: Iterable[str] = (),
+    stalled: Mapping[Place, str] | None = None,
+    samples: Sequence[Sample] = (),
 ) -> dict[str, Any]:
     """Return the status.
 
     Args:
         state: as read.
-        memory: the last reports of the nodes; only an orchestrator knows what stands still.
+        memory: the last reports of the nodes.
         coordinators: ids of the members of the group that has the state; None: not known.
         failovers: the last ones.
         notes: why something that is wanted is not done.
+        stalled: partitions of the plan without progress; None: not known.
+        samples: progress at earlier times, the last one now.
     """
     assert state.cluster is not None, "a status without a cluster"
     return {
@@ -60,7 +64,7 @@ def status_of(
             _bucket(state, memory, uuid, bucket)
             for uuid, bucket in sorted(state.buckets.items(), key=lambda one: one[1].name)
         ],
-        "plan": _plan(state, memory),
+        "plan": _plan(state, memory, stalled, samples),
         "failovers": {
             "count": state.failover_count,
             "max": state.settings.auto_failover_max,
@@ -197,16 +201,21 @@ def _has_all_copies(memory: Memory, place: Place, record: DataRecord, bucket: Bu
     )
 
 
-def _plan(state: ClusterState, memory: Memory) -> dict[str, Any] | None:
+def _plan(
+    state: ClusterState,
+    memory: Memory,
+    stalled: Mapping[Place, str] | None,
+    samples: Sequence[Sample],
+) -> dict[str, Any] | None:
     plan = state.plan
     if plan is None:
         return None
     progress = progress_of(state, plan, memory)
     waiting = None
-    if memory.stalled is not None:
+    if stalled is not None:
         waiting = [
             {"bucket": state.buckets[place.bucket].name, "partition": place.partition, "why": why}
-            for place, why in sorted(memory.stalled.items())
+            for place, why in sorted(stalled.items())
             if place.bucket in state.buckets
         ]
     return {
@@ -216,6 +225,6 @@ def _plan(state: ClusterState, memory: Memory) -> dict[str, Any] | None:
         "started_ms": plan.started_ms,
         "is_cancelled": plan.is_cancelled,
         **progress._asdict(),
-        "left_s": left_s(memory.samples),
+        "left_s": left_s(samples) if samples else None,
         "stalled": waiting,
     }

@@ -64,6 +64,8 @@ class Decision:
     ends: list[EndSession] = field(default_factory=list)
     notes: list[str] = field(default_factory=list)
     """Why something wanted is not done, for `status` and the log."""
+    stalled: dict[Place, str] = field(default_factory=dict)
+    """Partitions of the plan without progress for long, and why."""
     is_deposed: bool = False
     """Another orchestrator holds the lock: forget everything."""
 

@@ -7,19 +7,17 @@ from msgspec.structs import replace
 
 from millstream.cluster.core.elements import Plan
 from millstream.cluster.core.members import make_plan
-from millstream.cluster.core.memory import Sample
 from millstream.cluster.core.orders import Place
 from millstream.cluster.core.progress import (
     ESTIMATE_MS,
-    SAMPLE_MS,
     Progress,
+    Sample,
     left_s,
     moves_of,
-    note_progress,
     progress_of,
+    stalled,
 )
 from millstream.cluster.core.settings import STALLED_AFTER_MS
-from millstream.cluster.core.step import Step
 from support.cluster.scene import HERE, REPLICA, Scene, copy_report
 
 
@@ -76,39 +74,13 @@ def test_a_partition_that_nobody_reports_is_unknown_and_not_done_with_nothing() 
         ([(0, 0, 100), (1000, 10, 100)], 9),
         ([(0, 10, 100), (1000, 10, 100)], None),
         ([(0, 99, 100), (1000, 100, 100)], None),
-        ([(0, 0, 100), (10_000, 99, 100)], 1),
+        ([(0, 0, 100), (ESTIMATE_MS, 10, 100), (ESTIMATE_MS + 1000, 30, 100)], 4),
     ],
 )
 def test_the_estimate_is_by_the_rate_of_the_last_minute(
     samples: list[tuple[int, int, int]], expected: int | None
 ) -> None:
-    assert left_s([Sample(1, *one) for one in samples]) == expected
-
-
-def test_progress_is_noted_once_a_second_for_a_minute_and_anew_for_another_plan() -> None:
-    scene = Scene(("a", "b"))
-    plan = leaving(scene, "b")
-    for _ in range(2 * ESTIMATE_MS // SAMPLE_MS):
-        note_progress(scene.step())
-        scene.now_ms += SAMPLE_MS // 2
-    assert len(scene.memory.samples) == ESTIMATE_MS // SAMPLE_MS
-    scene.now_ms += SAMPLE_MS
-    scene.hear("c", copy_report(REPLICA, end=4))
-    note_progress(scene.step())
-    assert (scene.memory.samples[-1].copied, scene.memory.samples[0].copied) == (14, 10)
-    assert scene.now_ms - scene.memory.samples[0].at_ms <= ESTIMATE_MS
-    scene.set(plan=replace(plan, id=2))
-    note_progress(scene.step())
-    assert [one.plan for one in scene.memory.samples] == [2]
-    scene.set(plan=None)
-    note_progress(scene.step())
-    assert (scene.memory.samples, scene.memory.stalled) == ([], {})
-
-
-def stalled(step: Step) -> dict[Place, str]:
-    note_progress(step)
-    assert step.memory.stalled is not None
-    return step.memory.stalled
+    assert left_s([Sample(*one) for one in samples]) == expected
 
 
 def why(scene: Scene) -> str:

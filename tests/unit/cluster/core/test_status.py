@@ -10,7 +10,7 @@ from msgspec.structs import replace
 
 from millstream.cluster.core.elements import FailOver, Leader
 from millstream.cluster.core.members import make_plan
-from millstream.cluster.core.memory import Sample
+from millstream.cluster.core.progress import Sample
 from millstream.cluster.core.status import status_of
 from support.cluster.scene import ACTIVE, HERE, TOKEN, Scene, copy_report
 
@@ -93,11 +93,10 @@ def test_a_plan_tells_its_progress_its_estimate_and_what_stands_still() -> None:
     scene.set_node("b", state="leaving")
     plan = make_plan(scene.state, "rebalance", 7, 5, "ann")
     scene.state = dataclasses.replace(scene.state, plan=plan, failover_count=1)
-    assert status(scene)["plan"]["stalled"] is None
-    scene.memory.stalled = {HERE: "no_space: the disk of c is full"}
-    scene.memory.samples = [Sample(7, 0, 10, 20), Sample(7, 1000, 15, 20)]
     found = status(
         scene,
+        stalled={HERE: "no_space: the disk of c is full"},
+        samples=[Sample(0, 10, 20), Sample(1000, 15, 20)],
         notes=["auto_failover is off"],
         failovers=[FailOver("b", 9, "silent", 3)],
     )
@@ -108,3 +107,4 @@ def test_a_plan_tells_its_progress_its_estimate_and_what_stands_still() -> None:
     ]
     assert found["failovers"]["last"][0]["node"] == "b"
     assert found["notes"] == ["auto_failover is off"]
+    assert status(scene)["plan"]["stalled"] is None
