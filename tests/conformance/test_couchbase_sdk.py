@@ -26,6 +26,7 @@ from couchbase.diagnostics import PingState, ServiceType
 from couchbase.durability import DurabilityLevel, ServerDurability
 from couchbase.exceptions import (
     AuthenticationException,
+    BucketAlreadyExistsException,
     BucketDoesNotExistException,
     BucketNotFlushableException,
     BucketNotFoundException,
@@ -41,6 +42,7 @@ from couchbase.exceptions import (
     UnAmbiguousTimeoutException,
     UnsupportedOperation,
 )
+from couchbase.management.buckets import CreateBucketSettings
 from couchbase.options import (
     ClusterOptions,
     ClusterTimeoutOptions,
@@ -362,6 +364,25 @@ def test_unknown_bucket(node: NodeProcess, login: Login) -> None:
     with pytest.raises((BucketNotFoundException, AuthenticationException)):
         cluster.bucket("nowhere").default_collection().get("key")
     cluster.close()
+
+
+def test_buckets_are_made_shown_and_dropped(node: NodeProcess, login: Login) -> None:
+    cluster = connect(node, login)
+    try:
+        buckets = cluster.buckets()
+        wanted = CreateBucketSettings(name="made", ram_quota_mb=100, num_replicas=1)
+        buckets.create_bucket(wanted)
+        with pytest.raises(BucketAlreadyExistsException):
+            buckets.create_bucket(wanted)
+        assert buckets.get_bucket("made").ram_quota_mb == 100
+        made = cluster.bucket("made").default_collection()
+        made.upsert("k", {"n": 1})
+        assert made.get("k").value == {"n": 1}
+        buckets.drop_bucket("made")
+        with pytest.raises(BucketDoesNotExistException):
+            buckets.drop_bucket("made")
+    finally:
+        cluster.close()
 
 
 def test_value_over_the_limit(documents: Collection, key: str) -> None:

@@ -77,7 +77,9 @@ def up(
     with ExitStack() as stack:
         running = _Running(stack)
         ready = [running.start(data / "node1")]
-        ready += [running.start(data / f"node{n}") for n in range(2, nodes + 1)]
+        # Its port is another one each time, so the others are told where it is.
+        peer = str(ready[0]["peer"])
+        ready += [running.start(data / f"node{n}", "--join", peer) for n in range(2, nodes + 1)]
         _make_cluster(ready, replicas, running.check)
         _show(ready, is_json=json)
         running.wait()
@@ -104,10 +106,20 @@ def _make_cluster(
     settled(first, timeout_s=SETTLED_S, watch=watch)
     if is_new or replicas is not None:
         wanted = min(1, len(nodes) - 1) if replicas is None else replicas
-        args = {"name": BUCKET, "replicas": wanted, "strict": replicas is not None}
-        ask_cluster(first, "set_bucket", args)
+        _give_copies(first, {"replicas": wanted, "strict": replicas is not None})
     ask_cluster(first, "rebalance", {})
     settled(first, timeout_s=SETTLED_S, watch=watch)
+
+
+def _give_copies(http: HttpClient, copies: dict[str, Any]) -> None:
+    """Give the bucket its copies; an empty one is made anew, which is quicker than to move it."""
+    path = path_of("_millstream", "buckets", BUCKET)
+    bucket = http.request("GET", path)
+    if bucket["high_seqno"]:
+        http.request("PATCH", path, copies)
+        return
+    http.request("DELETE", path)
+    http.request("PUT", path, {"partitions": bucket["partitions"], **copies})
 
 
 def _http_of(node: dict[str, Any]) -> HttpClient:
@@ -148,11 +160,11 @@ class _Running:
     def _end(self, _: int, __: FrameType | None) -> None:
         self._ended.set()
 
-    def start(self, directory: Path) -> dict[str, Any]:
+    def start(self, directory: Path, *options: str) -> dict[str, Any]:
         """Start a node; return its ready line."""
         command = [sys.executable, "-m", "millstream", "serve", "--data", str(directory)]
         command += [word for name in _LISTENERS for word in (f"--{name}", _FREE)]
-        command += ["--no-memcached", "--no-ninep"]
+        command += ["--no-memcached", "--no-ninep", *options]
         again = shlex.join(["millstream", *command[3:]])
         directory.parent.mkdir(parents=True, exist_ok=True)
         log = self._stack.enter_context((directory.parent / f"{directory.name}.log").open("ab"))

@@ -122,7 +122,9 @@ def _changes(memory: Memory, place: Place, record: DataRecord, row: Row) -> tupl
 
 
 def left_s(samples: Sequence[Sample]) -> int | None:
-    """Return how many seconds a plan will take by the rate of the last minute; None: unknown.
+    """Return how many seconds copying will take by the rate of the last minute.
+
+    None: unknown, or everything is copied.
 
     Args:
         samples: in the order of their times.
@@ -133,9 +135,9 @@ def left_s(samples: Sequence[Sample]) -> int | None:
     first, last = recent[0], recent[-1]
     passed_ms, copied = last.at_ms - first.at_ms, last.copied - first.copied
     rest = last.total - last.copied
-    if passed_ms <= 0 or copied <= 0:
-        return 0 if rest <= 0 else None
-    return max(0, round(rest * passed_ms / copied / 1000))
+    if passed_ms <= 0 or copied <= 0 or rest <= 0:
+        return None
+    return max(1, round(rest * passed_ms / copied / 1000))
 
 
 # ---- stalled parts

@@ -244,7 +244,8 @@ def _planned(
     if not changed and _is_same(state.plan, plan):
         assert state.plan is not None
         return Outcome(None, answer | {"plan": state.plan.id})
-    txn = put_members(state, plan, changed, f"{why} asked for by {request.by}")
+    asker = f" asked for by {request.by}" if request.by else ""
+    txn = put_members(state, plan, changed, why + asker)
     return Outcome(txn, answer | {"plan": plan.id})
 
 

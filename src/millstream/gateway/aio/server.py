@@ -52,6 +52,7 @@ from millstream.gateway.aio.node import (
     cluster_pages,
     dataless_pages,
     node_pages,
+    pool_bucket_pages,
     pool_pages,
     session_pages,
     user_document_pages,
@@ -99,7 +100,7 @@ PAGES: Final = (
     index_pages, view_pages, update_pages, mango_index_pages, mango_pages, local_pages, bulk_pages,
     purge_pages,
     listing_pages, changes_pages, coverage_pages, document_pages, attachment_pages, design_pages,
-    replication_pages, pool_pages, administration_pages, database_pages,
+    replication_pages, pool_bucket_pages, pool_pages, administration_pages, database_pages,
     database_updates_pages,
 )  # fmt: skip
 

@@ -73,7 +73,7 @@ def test_a_partition_that_nobody_reports_is_unknown_and_not_done_with_nothing() 
         ([(0, 0, 100)], None),
         ([(0, 0, 100), (1000, 10, 100)], 9),
         ([(0, 10, 100), (1000, 10, 100)], None),
-        ([(0, 100, 100), (1000, 100, 100)], 0),
+        ([(0, 99, 100), (1000, 100, 100)], None),
         ([(0, 0, 100), (ESTIMATE_MS, 10, 100), (ESTIMATE_MS + 1000, 30, 100)], 4),
     ],
 )
