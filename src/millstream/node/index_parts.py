@@ -85,6 +85,8 @@ class _Bucket:
         self.cleaning: frozenset[int] = frozenset()
         self.shown: dict[int, Floor] = {}
         """The most that this node has reported of what it owns."""
+        self.is_to_be_told = False
+        """Something changed that the index process may not have heard of."""
         self.lock = asyncio.Lock()
 
 
@@ -201,7 +203,7 @@ class IndexParts:
         self.bucket_up(uuid)
         known = self._buckets[uuid]
         async with known.lock:
-            before = known.data, known.nodes
+            before = self._sources(known), self._members(known)
             if data_map is not None and (known.data is None or data_map.key >= known.data.key):
                 known.data = data_map
             known.nodes = nodes
@@ -209,8 +211,9 @@ class IndexParts:
             for partition, record in enumerate(() if index_map is None else index_map.records):
                 self._adopt(known, parts, partition, record)
             is_new = await self._keep(known, parts)
-            if (is_new or before != (known.data, known.nodes)) and self.is_managed(uuid):
-                await self._indexes.tell(uuid)
+            is_elsewhere = before != (self._sources(known), self._members(known))
+            known.is_to_be_told |= is_new or is_elsewhere
+            await self._tell(uuid, known)
         if is_new:
             await self.refresh(uuid)
 
@@ -233,8 +236,8 @@ class IndexParts:
                 elif partition in parts:
                     change = frozen if isinstance(step, Freeze) else stopped
                     parts[partition] = change(parts[partition])
-            await self._keep(known, parts)
-            await self._indexes.tell(bucket)
+            known.is_to_be_told |= await self._keep(known, parts)
+            await self._tell(bucket, known)
         await self.refresh(bucket)
         ended = [step.place.partition for step in steps if isinstance(step, StopPart)]
         if any(p not in known.told or known.told[p].at != parts[p].record.at for p in ended):
@@ -242,6 +245,11 @@ class IndexParts:
                 f"parts {ended[:5]} of the index have stopped; how far they were is not known",
                 code="index_unavailable",
             )
+
+    async def _tell(self, uuid: str, known: _Bucket) -> None:
+        if known.is_to_be_told and self.is_managed(uuid):
+            await self._indexes.tell(uuid)
+            known.is_to_be_told = False
 
     def _adopt(
         self, known: _Bucket, parts: dict[int, KeptPart], partition: int, record: IndexRecord
@@ -326,11 +334,7 @@ class IndexParts:
         owned = OwnedParts(
             self._node,
             {p: part.record for p, part in known.parts.items()},
-            {
-                node: Member(one.name, one.host, one.ports["http"])
-                for node, one in known.nodes.items()
-                if "http" in one.ports
-            },
+            self._members(known),
             here,
             [p for p, part in self._here(known) if part.is_frozen],
         )
@@ -342,6 +346,13 @@ class IndexParts:
             "owed": {},
             "follows": follows,
             "owned": owned,
+        }
+
+    def _members(self, known: _Bucket) -> dict[str, Member]:
+        return {
+            node: Member(one.name, one.host, one.ports["http"])
+            for node, one in known.nodes.items()
+            if "http" in one.ports
         }
 
     def _sources(self, known: _Bucket) -> tuple[list[int], list[FollowedNode]]:

@@ -11,7 +11,7 @@ from millstream.cluster import peers
 from millstream.cluster.core.admission import AdoptIndex, Freeze, StopPart, stopped_at
 from millstream.cluster.core.elements import NodeRecord
 from millstream.cluster.core.orders import Place
-from millstream.errors import MillstreamError, UnavailableError
+from millstream.errors import CorruptionError, MillstreamError, UnavailableError
 from millstream.model.cluster_maps import (
     NO_FLOOR,
     DataMap,
@@ -21,7 +21,7 @@ from millstream.model.cluster_maps import (
     IndexRecord,
     MapKey,
 )
-from millstream.node.index_parts import IndexParts
+from millstream.node.index_parts import INDEX_PARTS_FILE, IndexParts
 from support.kv.two_engines import BUCKET, PARTITIONS, UUID, port_of, two_engines, until
 
 VIEWS = {"views": {"v": {"map": "function (doc) { emit(doc.n); }"}}}
@@ -291,3 +291,122 @@ async def test_what_is_not_known_is_told_as_equal_to_nothing(managed, monkeypatc
     with pytest.raises(UnavailableError):
         await managed.parts["a"].carry_out(UUID, [StopPart(Place(UUID, 0))])
     assert (await managed.part("a", 0)).state == "passive"
+
+
+# ---- without an index process
+
+
+class Told:
+    """Has the shape of `Indexes`."""
+
+    def __init__(self) -> None:
+        self.ownership = None
+        self.told = 0
+        self.failures: list[MillstreamError] = []
+        self.answer: dict | None = {}
+
+    async def tell(self, uuid):
+        self.told += 1
+        if self.failures:
+            raise self.failures.pop()
+
+    async def parts(self, uuid, *, is_new, known):
+        return self.answer
+
+
+RECORDS = tuple(IndexRecord(MapKey(2, 1), owner) for owner in ("me", "me", "other"))
+MAP = IndexMap(MapKey(2, 1), UUID, RECORDS)
+PLACE = Place(UUID, 0)
+
+
+@pytest.fixture
+def told():
+    return Told()
+
+
+@pytest.fixture
+def parts(tmp_path, told):
+    (tmp_path / UUID).mkdir()
+    return IndexParts("me", tmp_path, told)
+
+
+async def test_what_was_ordered_is_durable(parts, told, tmp_path):
+    await parts.take_maps(UUID, MAP, None, {})
+    await parts.carry_out(UUID, [Freeze(PLACE), StopPart(Place(UUID, 1))])
+    again = IndexParts("me", tmp_path, told)
+    again.bucket_up(UUID)
+    found = again.parts()[UUID]
+    assert [(found[p].state, found[p].is_frozen) for p in (0, 1)] == [
+        ("active", True), ("passive", True),
+    ]  # fmt: skip
+    assert again.index_record(Place(UUID, 2)) == RECORDS[2]
+    order = again.described({"uuid": UUID, "active": [5], "follows": None})
+    assert (order["active"], order["passive"], order["owned"].frozen) == ([0], [1], [0, 1])
+    assert again.is_managed(UUID)
+    again.bucket_gone(UUID)
+    assert not again.is_managed(UUID)
+
+
+async def test_older_maps_and_records_are_passed_over(parts, told):
+    newer = IndexRecord(MapKey(2, 5), "other")
+    await parts.carry_out(UUID, [AdoptIndex(PLACE, newer)])
+    await parts.take_maps(UUID, MAP, None, {})
+    assert parts.index_record(PLACE) == newer
+    before = told.told
+    await parts.take_maps(UUID, MAP, None, {})
+    assert told.told == before, "nothing is new"
+    with pytest.raises(CorruptionError):
+        await parts.carry_out(UUID, [AdoptIndex(PLACE, IndexRecord(MapKey(2, 5), "me"))])
+
+
+async def test_what_the_index_process_did_not_take_is_told_again(parts, told):
+    told.failures = [UnavailableError("busy", code="index_unavailable")]
+    with pytest.raises(UnavailableError):
+        await parts.take_maps(UUID, MAP, None, {})
+    await parts.take_maps(UUID, MAP, None, {})
+    assert told.told == 2
+    await parts.take_maps(UUID, MAP, None, {})
+    assert told.told == 2
+
+
+async def test_what_cannot_be_written_is_not_in_force(parts, told, tmp_path):
+    (tmp_path / UUID).rmdir()
+    with pytest.raises(UnavailableError) as raised:
+        await parts.take_maps(UUID, MAP, None, {})
+    assert raised.value.code == "disk_error"
+    assert parts.index_record(PLACE) is None
+    assert told.told == 0
+
+
+async def test_parts_of_a_damaged_file_answer_nothing_under_the_record_they_had(parts, tmp_path):
+    await parts.take_maps(UUID, MAP, None, {})
+    path = tmp_path / UUID / INDEX_PARTS_FILE
+    path.write_bytes(path.read_bytes().replace(b'"me"', b'"mf"'))
+    again = IndexParts("me", tmp_path, Told())
+    again.bucket_up(UUID)
+    assert again.is_managed(UUID), "it does not answer by its data map"
+    await again.take_maps(UUID, MAP, None, {})
+    assert [again.parts()[UUID][p].state for p in (0, 1)] == ["passive"] * 2
+    newer = IndexRecord(MapKey(2, 2), "me")
+    await again.carry_out(UUID, [AdoptIndex(PLACE, newer)])
+    assert again.parts()[UUID][0].state == "active"
+
+
+async def test_what_an_owner_has_reported_does_not_fall(parts, told):
+    await parts.take_maps(UUID, MAP, None, {})
+
+    def answer(count, shown):
+        key = [2, 1]
+        return {"count": count, "designs": "d", "cleaning": [],
+                "parts": {"0": [key, [3, 10], [3, shown], True, True]}}  # fmt: skip
+
+    for count, shown, reached in [(1, 50, 50), (2, 20, 50), (3, 60, 60)]:
+        told.answer = answer(count, shown)
+        await parts.refresh()
+        assert parts.parts()[UUID][0].reached == Floor(3, reached)
+    told.answer = {"count": 3}
+    await parts.refresh()
+    assert parts.parts()[UUID][0].designs == "d", "nothing has happened"
+    told.answer = None
+    await parts.refresh()
+    assert parts.parts()[UUID][0].designs != "d"
