@@ -358,7 +358,7 @@ async def test_what_is_not_known_is_told_as_equal_to_nothing(managed, monkeypatc
     await managed.take(managed.owners("aaaa"))
     await managed.take(managed.next(0, "a", "b"))
 
-    async def nothing(uuid, **_):
+    async def nothing(uuid, known):
         return None
 
     for engine in managed.two.engines.values():
@@ -382,12 +382,14 @@ class Told:
         self.failures: list[MillstreamError] = []
         self.answer: dict | None = {}
 
-    async def tell(self, uuid):
+    def describe_again(self, uuid):
         self.told += 1
+
+    async def until_told(self, uuid):
         if self.failures:
             raise self.failures.pop()
 
-    async def parts(self, uuid, *, is_new, known):
+    async def parts(self, uuid, known):
         return self.answer
 
 
@@ -436,14 +438,32 @@ async def test_older_maps_and_records_are_passed_over(parts, told):
         await parts.carry_out(UUID, [AdoptIndex(PLACE, IndexRecord(MapKey(2, 5), "me"))])
 
 
-async def test_what_the_index_process_did_not_take_is_told_again(parts, told):
-    told.failures = [UnavailableError("busy", code="index_unavailable")]
-    with pytest.raises(UnavailableError):
-        await parts.take_maps(UUID, MAP, None, {})
+async def test_only_a_stop_waits_for_the_index_process(parts, told):
+    busy = UnavailableError("busy", code="index_unavailable")
+    told.answer = None
+    told.failures = [busy] * 9
     await parts.take_maps(UUID, MAP, None, {})
-    assert told.told == 2
+    await parts.carry_out(UUID, [Freeze(PLACE)])
+    with pytest.raises(UnavailableError, match="busy"):
+        await parts.carry_out(UUID, [StopPart(PLACE)])
+    assert parts.parts()[UUID][0].state == "passive", "it is durable"
+    told.failures = []
+    with pytest.raises(UnavailableError, match="not known"):
+        await parts.carry_out(UUID, [StopPart(PLACE)])
+
+
+async def test_what_a_stopped_part_showed_stays_known(parts, told):
     await parts.take_maps(UUID, MAP, None, {})
-    assert told.told == 2
+    told.answer = {"count": 1, "designs": "d", "cleaning": [],
+                   "parts": {"0": [[2, 1], [3, 10], [3, 50], True, True]}}  # fmt: skip
+    await parts.carry_out(UUID, [StopPart(PLACE)])
+    told.answer = None
+    await parts.refresh()
+    stopped = parts.parts()[UUID][0]
+    assert (stopped.reached, stopped.has_floor) == (Floor(3, 50), True)
+    assert stopped_at(stopped, RECORDS[0]) == Floor(3, 50)
+    await parts.carry_out(UUID, [AdoptIndex(PLACE, IndexRecord(MapKey(2, 2), "me"))])
+    assert not parts.parts()[UUID][0].has_floor, "how far it is now is not known"
 
 
 async def test_what_cannot_be_written_is_not_in_force(parts, told, tmp_path):

@@ -471,11 +471,11 @@ class HostedBucket:
             hosted.is_catching_up = True
             self._tasks.start(freshen(), name=f"late {hosted.signature}")
 
-    async def parts(self, *, is_new: bool, known: int) -> dict[str, Any]:
+    async def parts(self, known: int) -> dict[str, Any]:
         """Return how far the indexes are in each part of a managed bucket; see `PartsTold`."""
         opened, is_opening = list(self._open.values()), bool(self._opening.signatures)
         return await self._parts.told(
-            self._order, opened, self._indexer, is_opening=is_opening, is_new=is_new, known=known
+            self._order, opened, self._indexer, is_opening=is_opening, known=known
         )
 
     async def prepare(self, partitions: Collection[int], timeout_s: float) -> bool:

@@ -11,8 +11,10 @@ which records a node has adopted (`node.index_parts`).
 
 from __future__ import annotations
 
+import asyncio
 import operator
 from collections.abc import Callable, Collection, Mapping, Sequence
+from contextlib import suppress
 from itertools import islice
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, Final
@@ -32,6 +34,7 @@ if TYPE_CHECKING:
     from millstream.views.core.index.commits import IndexSnapshot
 
 __all__ = [
+    "ASK_S_MAX",
     "RECORDS_TOLD_MAX",
     "Asked",
     "PartsTold",
@@ -46,6 +49,8 @@ __all__ = [
 
 Asked = Mapping[int, MapKey]
 """By partition, the key of the index record by which a node was chosen."""
+ASK_S_MAX: Final = 1.0
+"""How long a query that is below a floor waits for what the sources say of their histories."""
 RECORDS_TOLD_MAX: Final = 256
 """Most index records in a refusal. Each has some 150 bytes; more are told in the next try."""
 _SHOWN_MAX: Final = 5
@@ -166,7 +171,10 @@ async def snapshot_at_floor(
         UnavailableError: `too_many_snapshots`.
     """
     for is_new in (False, True):  # what was heard of the sources may be old
-        judged = await indexer.judged(is_new=is_new)
+        with suppress(TimeoutError):
+            async with asyncio.timeout(ASK_S_MAX):
+                await indexer.judged(is_new=is_new)
+        judged = await indexer.judged(is_new=False)
         snapshot = hosted.snapshot()
         owned = order().owned
         if owned is None:
@@ -206,7 +214,6 @@ class PartsTold:
         indexer: BucketIndexer,
         *,
         is_opening: bool,
-        is_new: bool,
         known: int,
     ) -> dict[str, Any]:
         """Return how far the indexes are in each part.
@@ -216,7 +223,6 @@ class PartsTold:
             opened: the open indexes.
             indexer: of the bucket.
             is_opening: there are others that are not open yet.
-            is_new: ask the sources first.
             known: `count` of the answer that the asker has.
 
         Returns:
@@ -226,7 +232,7 @@ class PartsTold:
         owned = order.owned
         if owned is None:
             return {"count": 0, "designs": "", "parts": {}, "cleaning": []}
-        judged = await indexer.judged(is_new=is_new)
+        judged = await indexer.judged(is_new=False)
         complete, others = list[Header](), list[Header]()
         for hosted in opened:
             is_built = indexer.is_built(hosted.signature)

@@ -104,14 +104,14 @@ async def test_a_hosted_index_answers_from_its_floor_on(tmp_path) -> None:
                 with pytest.raises(RoutingError):
                     await ask(update=update)
         await place(Floor(branch, high), frozen=range(PARTITIONS))
-        before = (await hosted.bucket.parts(is_new=True, known=0))["parts"]
+        before = (await hosted.bucket.parts(0))["parts"]
         for n in range(20):
             hosted.put(f"k{n}", kind="b", n=n)
         await ask(update="false")
         with pytest.raises(RoutingError):
             await ask(update="true")
-        assert (await hosted.bucket.parts(is_new=True, known=0))["parts"] == before
+        assert (await hosted.bucket.parts(0))["parts"] == before
         await place(Floor(branch, high))
         await ask(update="true")
-        after = (await hosted.bucket.parts(is_new=True, known=0))["parts"]
+        after = (await hosted.bucket.parts(0))["parts"]
         assert all(after[p][1] > before[p][1] for p in before if before[p][1].seqno)
