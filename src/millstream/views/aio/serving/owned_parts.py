@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import asyncio
 import operator
+import time
 from collections.abc import Callable, Collection, Mapping, Sequence
 from contextlib import suppress
 from itertools import islice
@@ -35,7 +36,9 @@ if TYPE_CHECKING:
 
 __all__ = [
     "ASK_S_MAX",
+    "MOVE_S_MAX",
     "RECORDS_TOLD_MAX",
+    "RECORD_S_MAX",
     "Asked",
     "PartsTold",
     "check_asked",
@@ -44,6 +47,8 @@ __all__ = [
     "refused",
     "shares_of",
     "snapshot_at_floor",
+    "until_settled",
+    "updated",
     "with_newer",
 ]
 
@@ -51,6 +56,11 @@ Asked = Mapping[int, MapKey]
 """By partition, the key of the index record by which a node was chosen."""
 ASK_S_MAX: Final = 1.0
 """How long a query that is below a floor waits for what the sources say of their histories."""
+RECORD_S_MAX: Final = 1.0
+"""How long a query waits for an index record that must be on its way."""
+MOVE_S_MAX: Final = 2.0
+"""How long a query with update=true waits for the end of a move of the data or of the index."""
+_PAUSE_S: Final = 0.02
 RECORDS_TOLD_MAX: Final = 256
 """Most index records in a refusal. Each has some 150 bytes; more are told in the next try."""
 _SHOWN_MAX: Final = 5
@@ -148,6 +158,62 @@ def check_asked(order: BucketOrder, partitions: Collection[int], keys: Asked | N
         }
         why = "another node is their owner, or the map is older than the asker's"
         raise refused(wrong, why, newer)
+
+
+async def until_settled(
+    order: Callable[[], BucketOrder], partitions: Collection[int], keys: Asked | None
+) -> None:
+    """Wait a moment for records that must be on their way.
+
+    These are newer ones of parts that have stopped here, and those that the asker has already.
+
+    Args:
+        order: returns what the engine said last.
+        partitions: that are asked for.
+        keys: of the asker's records.
+    """
+    until = time.monotonic() + RECORD_S_MAX
+    while (owned := order().owned) is not None and time.monotonic() < until:
+        active = set(order().active)
+        if not any(_is_unsettled(owned, active, p, keys or {}) for p in partitions):
+            return
+        await asyncio.sleep(_PAUSE_S)
+
+
+def _is_unsettled(owned: OwnedParts, active: set[int], partition: int, keys: Asked) -> bool:
+    own = owned.records.get(partition)
+    if own is None or own.at < keys.get(partition, own.at):
+        return True
+    return own.owner == owned.node and partition not in active
+
+
+async def updated(
+    order: Callable[[], BucketOrder],
+    indexer: BucketIndexer,
+    signature: str,
+    partitions: Collection[int],
+    keys: Asked | None,
+    timeout_s: float,
+) -> None:
+    """Wait until an index has everything that some partitions have now.
+
+    In a managed cluster it also waits a moment for a partition that moves between data nodes, and
+    for the end of a hand-over of the index.
+
+    Raises:
+        RoutingError: `not_my_partition`: also if this node is not the owner any more.
+        MillstreamError: as `BucketIndexer.updated`.
+    """
+    began = time.monotonic()
+    while True:
+        passed_s = time.monotonic() - began
+        try:
+            return await indexer.updated(signature, partitions, timeout_s - passed_s)
+        except RoutingError:
+            if order().owned is None or passed_s > min(timeout_s, MOVE_S_MAX):
+                raise
+        check_asked(order(), partitions, keys)
+        await asyncio.sleep(_PAUSE_S)
 
 
 async def snapshot_at_floor(
