@@ -42,7 +42,6 @@ from millstream.gateway.core.api.cluster import ClusterApi
 from millstream.gateway.core.api.node import BucketStatus, NodeMetrics
 from millstream.kv.core.revisions.design_documents import StoredDesign
 from millstream.node.followed_bucket import FollowedBucket
-from millstream.node.index_parts import IndexParts
 from millstream.node.indexes import Indexes
 from millstream.node.listeners import bind_all, bound_address, peer_tls_context, tls_context
 from millstream.node.processes.index_child import IndexOrder
@@ -83,7 +82,6 @@ class IndexNode:
             ),
             lambda name: self._found(name).uuid,
         )  # fmt: skip
-        self.index_parts = IndexParts(self.uuid, self._path, self.indexes)
         self.designs = _FollowedDesigns(self._found)
         self._neighbours = ClusterPeers(
             NodeAccess(NODE_USER, settings.cluster_secret, peer_tls_context(settings)),
@@ -139,8 +137,6 @@ class IndexNode:
         self._lag.start()
         stack.push_async_callback(self.indexes.stop)
         self.indexes.start()
-        stack.push_async_callback(self.index_parts.stop)
-        self.index_parts.start()
         stack.push_async_callback(self._neighbours.stop)
         stack.push_async_callback(self._tasks.stop)
         for _, learned in await asyncio.to_thread(find_learned, self._path):

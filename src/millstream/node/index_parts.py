@@ -7,16 +7,17 @@ node answers for what. The index process is told by the description of the bucke
     parts.bucket_up(uuid)                                   # reads the file
     await parts.take_maps(uuid, index_map, data_map, nodes)
     await parts.carry_out(uuid, steps)                      # of orders
-    await parts.refresh()                                   # asks the index process now
+    await parts.refresh()                                   # asks the index process
     parts.parts()                                           # what is known of it
 
 Invariants:
-1. What `take_maps` and `carry_out` were asked for is durable when they return, and the index
-   process does it, or does not run.
+1. What `take_maps` and `carry_out` were asked for is durable when they return. From then on no
+   query is sent to an index process that does not know it.
 2. A bucket whose records were adopted never again answers by its data map.
 3. What the indexes have is asked for every `ASK_S`. A report of it is never older than two such
    times: after that it counts as unknown.
-4. A part that has stopped reports what it can have shown, or the stop fails.
+4. When a stop returns, no answer begins any more, and the part reports what it can have shown.
+5. A slow index process holds up no data: only a stop waits for it.
 
 Elsewhere: what records mean (`cluster.core.kept_parts`), orders (`cluster.core.admission`), the
 index process (`node.indexes`, `views.aio.serving.owned_parts`).
@@ -28,6 +29,7 @@ import asyncio
 import logging
 import time
 from collections.abc import Iterable, Mapping, Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import Any, Final
 
@@ -85,6 +87,10 @@ class _Bucket:
         self.cleaning: frozenset[int] = frozenset()
         self.shown: dict[int, Floor] = {}
         """The most that this node has reported of what it owns."""
+        self.stopped: dict[int, Indexed] = {}
+        """How far parts were that have stopped."""
+        self.is_awaited = False
+        """The index process is asked once it has the newest description."""
         self.lock = asyncio.Lock()
 
 
@@ -171,6 +177,8 @@ class IndexParts:
         found: dict[int, PartReport] = {}
         for partition, part in known.parts.items():
             told = known.told.get(partition) if is_new else None
+            if part.is_stopped:  # it stands where it was
+                told = known.stopped.get(partition, told)
             is_cleaning = partition in known.cleaning
             report = report_of(part, self._node, told, is_cleaning=is_cleaning)
             if report is not None:
@@ -196,12 +204,12 @@ class IndexParts:
 
         Raises:
             CorruptionError: `other_map`.
-            UnavailableError: `disk_error`, `index_unavailable`: it is not in force yet.
+            UnavailableError: `disk_error`.
         """
         self.bucket_up(uuid)
         known = self._buckets[uuid]
         async with known.lock:
-            before = known.data, known.nodes
+            before = self._sources(known), self._members(known)
             if data_map is not None and (known.data is None or data_map.key >= known.data.key):
                 known.data = data_map
             known.nodes = nodes
@@ -209,18 +217,16 @@ class IndexParts:
             for partition, record in enumerate(() if index_map is None else index_map.records):
                 self._adopt(known, parts, partition, record)
             is_new = await self._keep(known, parts)
-            if (is_new or before != (known.data, known.nodes)) and self.is_managed(uuid):
-                await self._indexes.tell(uuid)
-        if is_new:
-            await self.refresh(uuid)
+            if is_new or before != (self._sources(known), self._members(known)):
+                self._describe(uuid, known)
 
     async def carry_out(self, bucket: str, steps: Sequence[IndexStep]) -> None:
         """Carry out steps of orders, of any partitions of a bucket.
 
         Raises:
             CorruptionError: `other_map`.
-            UnavailableError: `disk_error`; `index_unavailable`: it is not in force yet, or how far
-                a part that stopped was is not known.
+            UnavailableError: `disk_error`; `index_unavailable`: a stop is durable, and it is not
+                known whether it is in force, or how far the part was.
         """
         self.bucket_up(bucket)
         known = self._buckets[bucket]
@@ -233,15 +239,43 @@ class IndexParts:
                 elif partition in parts:
                     change = frozen if isinstance(step, Freeze) else stopped
                     parts[partition] = change(parts[partition])
-            await self._keep(known, parts)
-            await self._indexes.tell(bucket)
-        await self.refresh(bucket)
+            if await self._keep(known, parts):
+                self._describe(bucket, known)
         ended = [step.place.partition for step in steps if isinstance(step, StopPart)]
-        if any(p not in known.told or known.told[p].at != parts[p].record.at for p in ended):
-            raise UnavailableError(
-                f"parts {ended[:5]} of the index have stopped; how far they were is not known",
-                code="index_unavailable",
-            )
+        if ended:
+            await self._see_stopped(bucket, known, [p for p in ended if p in parts])
+
+    async def _see_stopped(self, uuid: str, known: _Bucket, partitions: Sequence[int]) -> None:
+        """Wait until parts answer no more, and keep how far they were.
+
+        Raises:
+            UnavailableError: `index_unavailable`.
+        """
+        await self._indexes.until_told(uuid)
+        await self.refresh(uuid)
+        for partition in partitions:
+            part, told = known.parts[partition], known.told.get(partition)
+            if told is None or told.at != part.record.at:
+                raise UnavailableError(
+                    f"part {partition} of the index has stopped; how far it was is not known",
+                    code="index_unavailable",
+                )
+            known.stopped[partition] = told
+
+    def _describe(self, uuid: str, known: _Bucket) -> None:
+        """Let the index process know of changed parts, and ask it once it does."""
+        if not self.is_managed(uuid):
+            return
+        self._indexes.describe_again(uuid)
+        if not known.is_awaited:
+            known.is_awaited = True
+            self._tasks.start(self._ask_once_told(uuid, known), name=f"parts of {uuid}")
+
+    async def _ask_once_told(self, uuid: str, known: _Bucket) -> None:
+        with suppress(UnavailableError):
+            await self._indexes.until_told(uuid)
+        known.is_awaited = False
+        await self.refresh(uuid)
 
     def _adopt(
         self, known: _Bucket, parts: dict[int, KeptPart], partition: int, record: IndexRecord
@@ -268,27 +302,25 @@ class IndexParts:
 
     # -- the index process
 
-    async def refresh(self, uuid: str | None = None, *, is_new: bool = True) -> None:
-        """Ask the index process how far the indexes are.
+    async def refresh(self, uuid: str | None = None) -> None:
+        """Ask the index process how far the indexes are, of one bucket or of all.
 
-        Args:
-            uuid: of a bucket; None: of all.
-            is_new: let it ask the sources which history they follow. Otherwise it knows that from
-                some two seconds ago.
+        Which history a source follows it knows from some two seconds ago.
         """
         uuids = list(self._buckets) if uuid is None else [uuid]
         for each in uuids:
-            if self.is_managed(each):
-                await self._ask(each, self._buckets[each], is_new=is_new)
+            known = self._buckets.get(each)
+            if known is not None and self.is_managed(each):
+                await self._ask(each, known)
 
     async def _keep_asking(self) -> None:
         while True:
-            await self.refresh(is_new=False)
+            await self.refresh()
             await asyncio.sleep(ASK_S)
 
-    async def _ask(self, uuid: str, known: _Bucket, *, is_new: bool) -> None:
+    async def _ask(self, uuid: str, known: _Bucket) -> None:
         began = time.monotonic()
-        answer = await self._indexes.parts(uuid, is_new=is_new, known=known.count)
+        answer = await self._indexes.parts(uuid, known.count)
         if answer is None:
             known.told, known.count = {}, 0
             return
@@ -326,11 +358,7 @@ class IndexParts:
         owned = OwnedParts(
             self._node,
             {p: part.record for p, part in known.parts.items()},
-            {
-                node: Member(one.name, one.host, one.ports["http"])
-                for node, one in known.nodes.items()
-                if "http" in one.ports
-            },
+            self._members(known),
             here,
             [p for p, part in self._here(known) if part.is_frozen],
         )
@@ -342,6 +370,13 @@ class IndexParts:
             "owed": {},
             "follows": follows,
             "owned": owned,
+        }
+
+    def _members(self, known: _Bucket) -> dict[str, Member]:
+        return {
+            node: Member(one.name, one.host, one.ports["http"])
+            for node, one in known.nodes.items()
+            if "http" in one.ports
         }
 
     def _sources(self, known: _Bucket) -> tuple[list[int], list[FollowedNode]]:

@@ -345,18 +345,19 @@ class Indexes:
 
     # -- parts, in a managed cluster
 
-    async def tell(self, uuid: str) -> None:
-        """Describe a bucket anew; on return the index process has it, or there is none.
+    def describe_again(self, uuid: str) -> None:
+        """The parts of a bucket have changed: calls wait until the index process knows it."""
+        if uuid in self._known:
+            self._known[uuid].changed()
+
+    async def until_told(self, uuid: str) -> None:
+        """Return once the index process has the current description, or there is none.
 
         Raises:
             UnavailableError: `index_unavailable`: it does not take the description.
         """
-        known = self._known.get(uuid)
-        if known is None:
-            return
-        known.changed()
-        link = self.process.link
-        if link is None:  # the next one is told everything before it is asked
+        known, link = self._known.get(uuid), self.process.link
+        if known is None or link is None:  # the next one is told everything before it is asked
             return
         try:
             async with asyncio.timeout(TOLD_S_MAX):
@@ -365,7 +366,7 @@ class Indexes:
             if self.process.link is link:
                 raise unavailable(known.why or "it is busy") from None
 
-    async def parts(self, uuid: str, *, is_new: bool, known: int) -> dict[str, Any] | None:
+    async def parts(self, uuid: str, known: int) -> dict[str, Any] | None:
         """Return how far the indexes are in the parts that are here; None: not known now.
 
         Without any view it is an empty dict. See `views.aio.serving.owned_parts.PartsTold`.
@@ -380,7 +381,7 @@ class Indexes:
             return None
         try:
             async with asyncio.timeout(TOLD_S_MAX):
-                return await link.ask("parts", uuid=uuid, is_new=is_new, known=known)
+                return await link.ask("parts", uuid=uuid, known=known)
         except (MillstreamError, TimeoutError):
             return None
 

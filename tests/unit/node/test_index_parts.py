@@ -6,12 +6,16 @@ import json
 import time
 
 import pytest
+import pytest_asyncio
+from msgspec import structs
 
 from millstream.cluster import peers
 from millstream.cluster.core.admission import AdoptIndex, Freeze, StopPart, stopped_at
-from millstream.cluster.core.elements import NodeRecord
+from millstream.cluster.core.elements import NodeRecord, Plan
+from millstream.cluster.core.index_moving import IndexMoves
+from millstream.cluster.core.memory import Stopped
 from millstream.cluster.core.orders import Place
-from millstream.errors import MillstreamError, UnavailableError
+from millstream.errors import CorruptionError, MillstreamError, UnavailableError
 from millstream.model.cluster_maps import (
     NO_FLOOR,
     DataMap,
@@ -20,10 +24,13 @@ from millstream.model.cluster_maps import (
     IndexMap,
     IndexRecord,
     MapKey,
+    next_index_map,
 )
-from millstream.node.index_parts import IndexParts
+from millstream.node.index_parts import INDEX_PARTS_FILE, IndexParts
+from support.cluster.scene import ACTIVE, HERE, REPLICA, Scene, copy_report
 from support.kv.two_engines import BUCKET, PARTITIONS, UUID, port_of, two_engines, until
 
+pytestmark = pytest.mark.asyncio(loop_scope="module")
 VIEWS = {"views": {"v": {"map": "function (doc) { emit(doc.n); }"}}}
 FAR_MS = 1 << 60
 
@@ -37,8 +44,14 @@ class Managed:
         self.parts = {name: engine.index_parts for name, engine in two.engines.items()}
         self.revision = 0
         self.records: list[IndexRecord] = []
-        for parts in self.parts.values():
-            parts.set_lease(FAR_MS)
+        self.written: list[int] = []
+        """What the view must show."""
+
+    def write(self, key=None):
+        """Write a document with the next number."""
+        number = len(self.written)
+        self.two.put(key or f"k{number}", {"n": number})
+        self.written.append(number)
 
     @property
     def nodes(self):
@@ -100,16 +113,24 @@ class Managed:
         return raised.value.code
 
 
+@pytest_asyncio.fixture(scope="module", loop_scope="module")
+async def shared(tmp_path_factory):
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(peers, "NODE_ASK_S", 0.02)
+        async with two_engines(tmp_path_factory.mktemp("two")) as two:
+            made = Managed(two)
+            made.design = two.design_of("a")
+            await two.design(made.design, VIEWS)
+            for _ in range(40):
+                made.write()
+            yield made
+
+
 @pytest.fixture
-async def managed(tmp_path, monkeypatch):
-    monkeypatch.setattr(peers, "NODE_ASK_S", 0.02)
-    async with two_engines(tmp_path) as two:
-        made = Managed(two)
-        made.design = two.design_of("a")
-        await two.design(made.design, VIEWS)
-        for n in range(40):
-            two.put(f"k{n}", {"n": n})
-        yield made
+def managed(shared):
+    for parts in shared.parts.values():
+        parts.set_lease(FAR_MS)
+    return shared
 
 
 async def until_known(managed):
@@ -123,84 +144,146 @@ async def until_known(managed):
 async def test_one_node_owns_the_index_of_partitions_that_lie_on_two(managed):
     await managed.take(managed.owners("bbbb"))
     await until_known(managed)
-    assert await managed.keys("b", managed.design) == list(range(40))
-    assert await managed.keys("a", managed.design) == list(range(40)), "it asks the owner"
+    assert await managed.keys("b", managed.design) == managed.written
+    assert await managed.keys("a", managed.design) == managed.written, "it asks the owner"
     assert await managed.part("a", 0) is None
     part = await managed.part("b", 0)
-    assert (part.state, part.has_floor, part.at) == ("active", True, MapKey(2, 1))
+    assert (part.state, part.has_floor, part.at) == ("active", True, managed.records[0].at)
     assert part.reached.seqno == managed.two.engines["a"].served[BUCKET].partitions[0].high_seqno
 
 
 async def test_data_that_moves_moves_no_index(managed):
     await managed.take(managed.owners("aabb"))
     await until_known(managed)
-    assert await managed.keys("a", managed.design) == list(range(40))
+    assert await managed.keys("a", managed.design) == managed.written
     records = [managed.parts["a"].index_record(Place(UUID, p)) for p in range(PARTITIONS)]
     before = [await managed.part("a", p) for p in (0, 1)]
     managed.two.revision += 1  # a whole map of the same places, and a node more
     await managed.take(managed.next())
     assert records == [managed.parts["a"].index_record(Place(UUID, p)) for p in range(PARTITIONS)]
     assert [await managed.part("a", p) for p in (0, 1)] == before
-    assert await managed.keys("b", managed.design) == list(range(40))
+    assert await managed.keys("b", managed.design) == managed.written
 
 
 async def test_a_bucket_without_owners_is_refused_and_never_short(managed):
     await managed.take(managed.owners("aaab"))
     await until_known(managed)
-    assert await managed.keys("a", managed.design) == list(range(40))
+    assert await managed.keys("a", managed.design) == managed.written
     await managed.take(managed.next(3, None))
     assert await managed.refused("a", managed.design) == "index_moving"
     assert await managed.refused("b", managed.design, update="false") == "index_moving"
     found = await managed.rows("a", managed.design, on_error="continue")
     (error,) = found["errors"]
     assert (error["error"], error["partitions"]) == ("index_moving", [3])
-    assert len(found["rows"]) < 40
+    assert len(found["rows"]) < len(managed.written)
 
 
 async def test_a_node_out_of_step_answers_nothing(managed):
     await managed.take(managed.owners("aabb"))
     await until_known(managed)
-    assert await managed.keys("b", managed.design) == list(range(40))
+    assert await managed.keys("b", managed.design) == managed.written
     managed.parts["a"].set_lease(time.monotonic_ns() // 1_000_000 - 1)
     assert await managed.refused("a", managed.design) == "index_moving"
     assert await managed.refused("b", managed.design) == "index_moving"
     managed.parts["a"].set_lease(FAR_MS)
-    assert await managed.keys("a", managed.design) == list(range(40))
+    assert await managed.keys("a", managed.design) == managed.written
 
 
-async def test_a_part_is_handed_over_and_shows_no_less(managed):
+class Orchestrated:
+    """The decisions of an orchestrator about partition 1, carried out at two real nodes."""
+
+    def __init__(self, managed, wanted):
+        self.managed, self.wanted = managed, wanted
+        self.scene = Scene(("a", "b"), nodes="ab")
+        for name in "ab":
+            self.scene.set_node(name, roles=("data", "index"))
+        key = managed.records[1].at
+        self.scene.set(index={"u1": IndexMap(key, "u1", (IndexRecord(key, "a"),))})
+        plan = Plan(1, "rebalance", self.scene.state.basis, {}, {"u1": (wanted,)}, 0)
+        self.scene.set(plan=plan)
+        self.kinds = []
+
+    @property
+    def record(self):
+        return self.scene.state.index["u1"].records[0]
+
+    def real(self):
+        ids = self.managed.ids
+        record = self.record
+        return structs.replace(
+            record, owner=ids.get(record.owner), building=ids.get(record.building)
+        )
+
+    async def step(self):
+        scene, managed = self.scene, self.managed
+        scene.now_ms += 10
+        for name in "ab":
+            part = await managed.part(name, 1)
+            parts = {} if part is None else {"u1": {0: part}}
+            scene.hear(name, copy_report(ACTIVE if name == "a" else REPLICA), parts=parts)
+        step = scene.step()
+        change = IndexMoves(step).tend(HERE, self.record)
+        for order in step.decision.orders:
+            await self.obey(order)
+        if change is not None:
+            index_map = next_index_map(scene.state.index["u1"], {0: change.record})
+            scene.set(index={"u1": index_map})
+            managed.records[1], managed.revision = self.real(), index_map.key.revision
+
+    async def obey(self, order):
+        parts, place = self.managed.parts[order.to], Place(UUID, 1)
+        self.kinds.append(order.kind)
+        if order.kind == "index":
+            await parts.carry_out(UUID, [AdoptIndex(place, self.real())])
+            return
+        assert parts.index_record(place).at == order.key
+        kind = Freeze if order.kind == "freeze" else StopPart
+        await parts.carry_out(UUID, [kind(place)])
+        if order.kind == "stop":
+            floor = stopped_at(parts.parts()[UUID][1], parts.index_record(place))
+            self.scene.memory.stopped[HERE] = Stopped(order.key, floor, self.scene.now_ms)
+
+
+async def test_a_part_is_handed_over_and_no_answer_shows_less_than_one_before(managed):
     await managed.take(managed.owners("aaaa"))
     await until_known(managed)
-    assert await managed.keys("a", managed.design) == list(range(40))
-    await managed.take(managed.next(1, "a", "b"))
-    going, coming = None, None
+    assert await managed.keys("a", managed.design) == managed.written
+    moving = Orchestrated(managed, "b")
+    shown = len(managed.written)
+    last = shown + 160
 
-    async def is_near():
-        nonlocal going, coming
-        going, coming = await managed.part("a", 1), await managed.part("b", 1)
-        return coming is not None and going.designs == coming.designs
+    async def is_done():
+        nonlocal shown
+        await moving.step()
+        if len(managed.written) < last:
+            managed.write()
+        for name in "ab":
+            try:
+                found = await managed.keys(name, managed.design, update="false")
+            except UnavailableError as error:
+                if error.code != "index_moving":
+                    raise
+            else:
+                assert len(found) >= shown, f"{name} shows {found}"
+                shown = len(found)
+        return moving.record.owner == "b" and moving.record.building is None
 
-    await until(is_near)
-    assert (coming.state, going.state) == ("passive", "active")
-    await managed.parts["a"].carry_out(UUID, [Freeze(Place(UUID, 1))])
-    for n in range(40, 60):
-        managed.two.put(f"k{n}", {"n": n})
-    frozen = await managed.part("a", 1)
-    assert frozen.is_frozen
-    assert frozen.reached == going.reached
-    assert len(await managed.keys("b", managed.design, update="false")) >= 40
-    await until(lambda: behind(managed, "b", 1, frozen.reached))
-    await managed.parts["a"].carry_out(UUID, [StopPart(Place(UUID, 1))])
-    stopped = managed.parts["a"].parts()[UUID][1]
-    assert (stopped.state, stopped.is_frozen, stopped.reached) == ("passive", True, going.reached)
+    await until(is_done)
+    assert "stop" in moving.kinds
+    floor = moving.record.floor
+    assert floor.seqno > 0
+    assert (await managed.part("a", 1)).state == "passive", "it has not heard of the new record"
+    await until(lambda: is_gone(managed, moving))
     for name in "ab":
-        assert await managed.refused(name, managed.design, update="false") == "index_moving"
-    floor = stopped_at(stopped, managed.records[1])
-    assert floor == going.reached
-    await managed.take(managed.next(1, "b", None, floor))
-    for name in "ab":
-        assert await managed.keys(name, managed.design) == list(range(60))
-    await until(lambda: is_gone(managed, "a", 1))
+        assert await managed.keys(name, managed.design) == managed.written
+    part = await managed.part("b", 1)
+    assert (part.state, part.has_floor) == ("active", True)
+    assert part.reached >= floor
+
+
+async def is_gone(managed, moving):
+    await moving.step()
+    return await managed.part("a", 1) is None
 
 
 async def behind(managed, name, partition, floor):
@@ -208,33 +291,27 @@ async def behind(managed, name, partition, floor):
     return part is not None and part.reached >= floor
 
 
-async def is_gone(managed, name, partition):
-    return await managed.part(name, partition) is None
-
-
-async def test_a_stopped_part_never_answers_again_under_its_record(managed, tmp_path):
+async def test_a_stopped_part_never_answers_again_under_its_record(managed):
     await managed.take(managed.owners("aabb"))
     await until_known(managed)
-    assert await managed.keys("b", managed.design) == list(range(40))
+    assert await managed.keys("b", managed.design) == managed.written
     await managed.parts["a"].carry_out(UUID, [StopPart(Place(UUID, 0))])
     await managed.take(managed.next())
     await managed.adopt("a", 0)
     assert await managed.refused("a", managed.design, update="false") == "index_moving"
-    again = IndexParts(
-        managed.ids["a"], tmp_path / "a" / "buckets", managed.two.engines["a"].indexes
-    )
+    folder = managed.parts["a"]._folder
+    again = IndexParts(managed.ids["a"], folder, Told())
     again.bucket_up(UUID)
     assert again.parts()[UUID][0].state == "passive"
     assert again.parts()[UUID][1].state == "active"
-    managed.two.engines["a"].indexes.ownership = managed.parts["a"]
     await managed.take(managed.next(0, "a"))
-    assert await managed.keys("a", managed.design) == list(range(40))
+    assert await managed.keys("a", managed.design) == managed.written
 
 
 async def test_a_new_owner_answers_once_it_has_reached_the_floor(managed):
     await managed.take(managed.owners("aabb"))
     await until_known(managed)
-    assert await managed.keys("b", managed.design) == list(range(40))
+    assert await managed.keys("b", managed.design) == managed.written
     part = await managed.part("a", 0)
     beyond = Floor(part.reached.branch, part.reached.seqno + 1)
     await managed.take(managed.next(0, "b", None, beyond))
@@ -244,15 +321,15 @@ async def test_a_new_owner_answers_once_it_has_reached_the_floor(managed):
         assert await managed.refused(name, managed.design, update="false") == "index_moving"
     key = next(f"m{n}" for n in range(100) if managed.two.engines["a"].served[BUCKET]
                .partition_for(f"m{n}".encode()).partition_id == 0)  # fmt: skip
-    managed.two.put(key, {"n": 77})
-    assert await managed.keys("a", managed.design) == [*range(40), 77]
+    managed.write(key)
+    assert await managed.keys("a", managed.design) == managed.written
     assert (await managed.part("b", 0)).has_floor
 
 
 async def test_a_floor_of_a_history_that_is_not_followed_yet_is_not_reached(managed):
     await managed.take(managed.owners("aabb"))
     await until_known(managed)
-    assert await managed.keys("b", managed.design) == list(range(40))
+    assert await managed.keys("b", managed.design) == managed.written
     part = await managed.part("a", 0)
     higher = Floor(part.reached.branch + 1, 0)
     await managed.take(managed.next(0, "a", None, higher))
@@ -281,7 +358,7 @@ async def test_what_is_not_known_is_told_as_equal_to_nothing(managed, monkeypatc
     await managed.take(managed.owners("aaaa"))
     await managed.take(managed.next(0, "a", "b"))
 
-    async def nothing(uuid, **_):
+    async def nothing(uuid, known):
         return None
 
     for engine in managed.two.engines.values():
@@ -291,3 +368,142 @@ async def test_what_is_not_known_is_told_as_equal_to_nothing(managed, monkeypatc
     with pytest.raises(UnavailableError):
         await managed.parts["a"].carry_out(UUID, [StopPart(Place(UUID, 0))])
     assert (await managed.part("a", 0)).state == "passive"
+
+
+# ---- without an index process
+
+
+class Told:
+    """Has the shape of `Indexes`."""
+
+    def __init__(self) -> None:
+        self.ownership = None
+        self.told = 0
+        self.failures: list[MillstreamError] = []
+        self.answer: dict | None = {}
+
+    def describe_again(self, uuid):
+        self.told += 1
+
+    async def until_told(self, uuid):
+        if self.failures:
+            raise self.failures.pop()
+
+    async def parts(self, uuid, known):
+        return self.answer
+
+
+RECORDS = tuple(IndexRecord(MapKey(2, 1), owner) for owner in ("me", "me", "other"))
+MAP = IndexMap(MapKey(2, 1), UUID, RECORDS)
+PLACE = Place(UUID, 0)
+
+
+@pytest.fixture
+def told():
+    return Told()
+
+
+@pytest.fixture
+def parts(tmp_path, told):
+    (tmp_path / UUID).mkdir()
+    return IndexParts("me", tmp_path, told)
+
+
+async def test_what_was_ordered_is_durable(parts, told, tmp_path):
+    await parts.take_maps(UUID, MAP, None, {})
+    await parts.carry_out(UUID, [Freeze(PLACE), StopPart(Place(UUID, 1))])
+    again = IndexParts("me", tmp_path, told)
+    again.bucket_up(UUID)
+    found = again.parts()[UUID]
+    assert [(found[p].state, found[p].is_frozen) for p in (0, 1)] == [
+        ("active", True), ("passive", True),
+    ]  # fmt: skip
+    assert again.index_record(Place(UUID, 2)) == RECORDS[2]
+    order = again.described({"uuid": UUID, "active": [5], "follows": None})
+    assert (order["active"], order["passive"], order["owned"].frozen) == ([0], [1], [0, 1])
+    assert again.is_managed(UUID)
+    again.bucket_gone(UUID)
+    assert not again.is_managed(UUID)
+
+
+async def test_older_maps_and_records_are_passed_over(parts, told):
+    newer = IndexRecord(MapKey(2, 5), "other")
+    await parts.carry_out(UUID, [AdoptIndex(PLACE, newer)])
+    await parts.take_maps(UUID, MAP, None, {})
+    assert parts.index_record(PLACE) == newer
+    before = told.told
+    await parts.take_maps(UUID, MAP, None, {})
+    assert told.told == before, "nothing is new"
+    with pytest.raises(CorruptionError):
+        await parts.carry_out(UUID, [AdoptIndex(PLACE, IndexRecord(MapKey(2, 5), "me"))])
+
+
+async def test_only_a_stop_waits_for_the_index_process(parts, told):
+    busy = UnavailableError("busy", code="index_unavailable")
+    told.answer = None
+    told.failures = [busy] * 9
+    await parts.take_maps(UUID, MAP, None, {})
+    await parts.carry_out(UUID, [Freeze(PLACE)])
+    with pytest.raises(UnavailableError, match="busy"):
+        await parts.carry_out(UUID, [StopPart(PLACE)])
+    assert parts.parts()[UUID][0].state == "passive", "it is durable"
+    told.failures = []
+    with pytest.raises(UnavailableError, match="not known"):
+        await parts.carry_out(UUID, [StopPart(PLACE)])
+
+
+async def test_what_a_stopped_part_showed_stays_known(parts, told):
+    await parts.take_maps(UUID, MAP, None, {})
+    told.answer = {"count": 1, "designs": "d", "cleaning": [],
+                   "parts": {"0": [[2, 1], [3, 10], [3, 50], True, True]}}  # fmt: skip
+    await parts.carry_out(UUID, [StopPart(PLACE)])
+    told.answer = None
+    await parts.refresh()
+    stopped = parts.parts()[UUID][0]
+    assert (stopped.reached, stopped.has_floor) == (Floor(3, 50), True)
+    assert stopped_at(stopped, RECORDS[0]) == Floor(3, 50)
+    await parts.carry_out(UUID, [AdoptIndex(PLACE, IndexRecord(MapKey(2, 2), "me"))])
+    assert not parts.parts()[UUID][0].has_floor, "how far it is now is not known"
+
+
+async def test_what_cannot_be_written_is_not_in_force(parts, told, tmp_path):
+    (tmp_path / UUID).rmdir()
+    with pytest.raises(UnavailableError) as raised:
+        await parts.take_maps(UUID, MAP, None, {})
+    assert raised.value.code == "disk_error"
+    assert parts.index_record(PLACE) is None
+    assert told.told == 0
+
+
+async def test_parts_of_a_damaged_file_answer_nothing_under_the_record_they_had(parts, tmp_path):
+    await parts.take_maps(UUID, MAP, None, {})
+    path = tmp_path / UUID / INDEX_PARTS_FILE
+    path.write_bytes(path.read_bytes().replace(b'"me"', b'"mf"'))
+    again = IndexParts("me", tmp_path, Told())
+    again.bucket_up(UUID)
+    assert again.is_managed(UUID), "it does not answer by its data map"
+    await again.take_maps(UUID, MAP, None, {})
+    assert [again.parts()[UUID][p].state for p in (0, 1)] == ["passive"] * 2
+    newer = IndexRecord(MapKey(2, 2), "me")
+    await again.carry_out(UUID, [AdoptIndex(PLACE, newer)])
+    assert again.parts()[UUID][0].state == "active"
+
+
+async def test_what_an_owner_has_reported_does_not_fall(parts, told):
+    await parts.take_maps(UUID, MAP, None, {})
+
+    def answer(count, shown):
+        key = [2, 1]
+        return {"count": count, "designs": "d", "cleaning": [],
+                "parts": {"0": [key, [3, 10], [3, shown], True, True]}}  # fmt: skip
+
+    for count, shown, reached in [(1, 50, 50), (2, 20, 50), (3, 60, 60)]:
+        told.answer = answer(count, shown)
+        await parts.refresh()
+        assert parts.parts()[UUID][0].reached == Floor(3, reached)
+    told.answer = {"count": 3}
+    await parts.refresh()
+    assert parts.parts()[UUID][0].designs == "d", "nothing has happened"
+    told.answer = None
+    await parts.refresh()
+    assert parts.parts()[UUID][0].designs != "d"

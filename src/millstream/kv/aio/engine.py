@@ -236,7 +236,8 @@ class BucketEngine:
             self._fetcher = BlobFetcher(bucket, self.blobs, link_to)
             upload = partial(BlobUpload, self.blobs)
             return Collaborators(
-                self.flusher.hurry, self._tell_reached, self.pager.wipe, self.copies,
+                self.flusher.hurry, self._tell_reached, self._loop.call_later,
+                self.pager.wipe, self.copies,
                 Attachments(self._fetcher, self.blobs.piece, upload),
             )  # fmt: skip
 

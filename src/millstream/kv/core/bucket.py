@@ -17,6 +17,7 @@ from __future__ import annotations
 
 from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
 from functools import partial
+from typing import Final
 
 from millstream.errors import ConditionError
 from millstream.kv.core.collaborators import Collaborators
@@ -45,7 +46,11 @@ from millstream.model.serving_rights import Isolation, Right, may_hand_over
 from millstream.upr.core.shared_slices import SharedSlices
 from millstream.upr.core.source import Hold, Peer
 
-__all__ = ["Bucket"]
+__all__ = ["MISSED_S", "Bucket"]
+
+MISSED_S: Final = 2.0
+"""How long writes of a managed bucket wait for a copy that has left, without which there is no
+majority. It opens another stream while its partition moves."""
 
 
 class Bucket:
@@ -106,6 +111,7 @@ class Bucket:
         made = collaborators(self)
         self.hurry = made.hurry
         self._tell_reached = made.tell_reached
+        self._later = made.later
         self.wipe = made.wipe or self._wipe_now
         """Deletes all documents; see `Collaborators`."""
         self.copies = made.copies
@@ -396,7 +402,18 @@ class Bucket:
             return
         acknowledged.leave(name, stream)
         if not acknowledged.is_possible:
-            partition.doubtful_seqno = partition.high_seqno
+            doubt = partial(self._doubt, partition, partition.epoch, partition.high_seqno)
+            if self.is_managed:  # it may only have opened another stream
+                self._later(MISSED_S, doubt)
+            else:
+                doubt()
+
+    def _doubt(self, partition: Partition, epoch: int, seqno: int) -> None:
+        """End the wait of writes that cannot reach a majority, if that is still so."""
+        acknowledged = partition.acknowledged
+        is_same = partition.epoch == epoch
+        if is_same and acknowledged is not None and not acknowledged.is_possible:
+            partition.doubtful_seqno = seqno
             self._tell_reached()
 
     @staticmethod

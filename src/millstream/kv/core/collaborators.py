@@ -52,6 +52,10 @@ class _FixedCopies:
     async def stand_back(self, partition_id: int) -> None: ...
 
 
+def _at_once(_: float, callback: Callable[[], None]) -> None:
+    callback()
+
+
 def _nobody_has(name: bytes, offset: int, size: int) -> BlobPiece | None: ...
 
 
@@ -79,6 +83,8 @@ class Collaborators:
     tell_reached: Callable[[], None] = _nobody_waits
     """Called when a majority of copies has more of a partition than before, or when a majority has
     become impossible: it must only schedule work."""
+    later: Callable[[float, Callable[[], None]], object] = _at_once
+    """Calls back after so many seconds."""
     wipe: Callable[[int, Callable[[], None]], None] | None = None
     """Deletes all documents at a time (Unix ns), and calls back once they are gone, or will be
     later, in steps (`kv.aio.pager`). None: at once."""

@@ -259,10 +259,12 @@ class BucketIndexer:
         await asyncio.gather(*map(self._stop_group, groups))
 
     async def set_sources(self, sources: Sequence[Source]) -> None:
-        """Set which nodes are read from now on. Running first builds keep theirs."""
+        """Set which nodes are read from now on, at once. First builds under way keep theirs."""
         self._sources = tuple(sources)
         await self._asker.set_sources(sources)
         await self._stop_groups()
+        for served in self._indexes.values():
+            served.retry_at = 0.0
         self._news.set()
 
     async def compact_step(self, signature: str) -> bool:
@@ -373,8 +375,7 @@ class BucketIndexer:
             self._news.set()
 
     def _served(self, signature: str) -> ServedIndex:
-        served = self._indexes.get(signature)
-        if served is None:
+        if (served := self._indexes.get(signature)) is None:
             raise UsageError(f"no index {signature} here", code="missing")
         return served
 

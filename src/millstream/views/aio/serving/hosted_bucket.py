@@ -45,6 +45,7 @@ from millstream.views.aio.serving.hosted_index import (
 from millstream.views.aio.serving.index_server import Answer
 from millstream.views.aio.serving.opening import OpeningIndexes, made
 from millstream.views.aio.serving.outside_writer import OutsideWriter
+from millstream.views.aio.serving.owned_parts import Asked
 from millstream.views.aio.serving.preparing import keep_prepared
 from millstream.views.core.design.design_documents import DesignDocument, by_signature
 from millstream.views.core.index.header import bitmap_of
@@ -385,7 +386,7 @@ class HostedBucket:
         options: dict[str, Any],
         partitions: Collection[int] | None = None,
         form: Form = "json",
-        keys: owned_parts.Asked | None = None,
+        keys: Asked | None = None,
     ) -> Answer:
         """Answer a query.
 
@@ -411,11 +412,12 @@ class HostedBucket:
         count = self._order.partition_count
         wanted = range(count) if partitions is None else partitions
         bitmap = (1 << count) - 1 if partitions is None else bitmap_of(partitions)
+        await owned_parts.until_settled(lambda: self._order, wanted, keys)
         owned_parts.check_asked(self._order, wanted, keys)
         async with AsyncExitStack() as stack:
             stack.enter_context(hosted.used())
             try:
-                await self._until_fresh(hosted, query, wanted)
+                await self._until_fresh(hosted, query, wanted, keys)
                 await self._until_whole(hosted, wanted, query.timeout / 1000)
                 snapshot = await owned_parts.snapshot_at_floor(
                     hosted, lambda: self._order, self._indexer, wanted, self._catch_up
@@ -443,12 +445,13 @@ class HostedBucket:
                 raise
 
     async def _until_fresh(
-        self, hosted: HostedIndex, query: Query, partitions: Collection[int]
+        self, hosted: HostedIndex, query: Query, wanted: Collection[int], keys: Asked | None
     ) -> None:
         timeout_s = query.timeout / 1000
         began = time.monotonic()
         if query.update == "true":
-            await self._indexer.updated(hosted.signature, partitions, timeout_s)
+            order, signature = (lambda: self._order), hosted.signature
+            await owned_parts.updated(order, self._indexer, signature, wanted, keys, timeout_s)
         if query.at is not None:
             left_s = timeout_s - (time.monotonic() - began)
             await self._indexer.wait_for_positions(hosted.signature, query.at, left_s)
@@ -471,11 +474,11 @@ class HostedBucket:
             hosted.is_catching_up = True
             self._tasks.start(freshen(), name=f"late {hosted.signature}")
 
-    async def parts(self, *, is_new: bool, known: int) -> dict[str, Any]:
+    async def parts(self, known: int) -> dict[str, Any]:
         """Return how far the indexes are in each part of a managed bucket; see `PartsTold`."""
         opened, is_opening = list(self._open.values()), bool(self._opening.signatures)
         return await self._parts.told(
-            self._order, opened, self._indexer, is_opening=is_opening, is_new=is_new, known=known
+            self._order, opened, self._indexer, is_opening=is_opening, known=known
         )
 
     async def prepare(self, partitions: Collection[int], timeout_s: float) -> bool:

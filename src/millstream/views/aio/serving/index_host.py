@@ -127,8 +127,7 @@ class IndexHost:
         return await bucket.query(*asked, partitions, arguments.get("form", "json"), keys)
 
     async def _parts(self, arguments: dict[str, Any]) -> Answer:
-        is_new, known = arguments["is_new"], arguments["known"]
-        return Answer(await self._bucket(arguments).parts(is_new=is_new, known=known))
+        return Answer(await self._bucket(arguments).parts(arguments["known"]))
 
     async def _prepare(self, arguments: dict[str, Any]) -> Answer:
         bucket = self._bucket(arguments)

@@ -11,8 +11,11 @@ which records a node has adopted (`node.index_parts`).
 
 from __future__ import annotations
 
+import asyncio
 import operator
+import time
 from collections.abc import Callable, Collection, Mapping, Sequence
+from contextlib import suppress
 from itertools import islice
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, Final
@@ -32,7 +35,10 @@ if TYPE_CHECKING:
     from millstream.views.core.index.commits import IndexSnapshot
 
 __all__ = [
+    "ASK_S_MAX",
+    "MOVE_S_MAX",
     "RECORDS_TOLD_MAX",
+    "RECORD_S_MAX",
     "Asked",
     "PartsTold",
     "check_asked",
@@ -41,11 +47,20 @@ __all__ = [
     "refused",
     "shares_of",
     "snapshot_at_floor",
+    "until_settled",
+    "updated",
     "with_newer",
 ]
 
 Asked = Mapping[int, MapKey]
 """By partition, the key of the index record by which a node was chosen."""
+ASK_S_MAX: Final = 1.0
+"""How long a query that is below a floor waits for what the sources say of their histories."""
+RECORD_S_MAX: Final = 1.0
+"""How long a query waits for an index record that must be on its way."""
+MOVE_S_MAX: Final = 2.0
+"""How long a query with update=true waits for the end of a move of the data or of the index."""
+_PAUSE_S: Final = 0.02
 RECORDS_TOLD_MAX: Final = 256
 """Most index records in a refusal. Each has some 150 bytes; more are told in the next try."""
 _SHOWN_MAX: Final = 5
@@ -145,6 +160,62 @@ def check_asked(order: BucketOrder, partitions: Collection[int], keys: Asked | N
         raise refused(wrong, why, newer)
 
 
+async def until_settled(
+    order: Callable[[], BucketOrder], partitions: Collection[int], keys: Asked | None
+) -> None:
+    """Wait a moment for records that must be on their way.
+
+    These are newer ones of parts that have stopped here, and those that the asker has already.
+
+    Args:
+        order: returns what the engine said last.
+        partitions: that are asked for.
+        keys: of the asker's records.
+    """
+    until = time.monotonic() + RECORD_S_MAX
+    while (owned := order().owned) is not None and time.monotonic() < until:
+        active = set(order().active)
+        if not any(_is_unsettled(owned, active, p, keys or {}) for p in partitions):
+            return
+        await asyncio.sleep(_PAUSE_S)
+
+
+def _is_unsettled(owned: OwnedParts, active: set[int], partition: int, keys: Asked) -> bool:
+    own = owned.records.get(partition)
+    if own is None or own.at < keys.get(partition, own.at):
+        return True
+    return own.owner == owned.node and partition not in active
+
+
+async def updated(
+    order: Callable[[], BucketOrder],
+    indexer: BucketIndexer,
+    signature: str,
+    partitions: Collection[int],
+    keys: Asked | None,
+    timeout_s: float,
+) -> None:
+    """Wait until an index has everything that some partitions have now.
+
+    In a managed cluster it also waits a moment for a partition that moves between data nodes, and
+    for the end of a hand-over of the index.
+
+    Raises:
+        RoutingError: `not_my_partition`: also if this node is not the owner any more.
+        MillstreamError: as `BucketIndexer.updated`.
+    """
+    began = time.monotonic()
+    while True:
+        passed_s = time.monotonic() - began
+        try:
+            return await indexer.updated(signature, partitions, timeout_s - passed_s)
+        except RoutingError:
+            if order().owned is None or passed_s > min(timeout_s, MOVE_S_MAX):
+                raise
+        check_asked(order(), partitions, keys)
+        await asyncio.sleep(_PAUSE_S)
+
+
 async def snapshot_at_floor(
     hosted: HostedIndex,
     order: Callable[[], BucketOrder],
@@ -166,7 +237,10 @@ async def snapshot_at_floor(
         UnavailableError: `too_many_snapshots`.
     """
     for is_new in (False, True):  # what was heard of the sources may be old
-        judged = await indexer.judged(is_new=is_new)
+        with suppress(TimeoutError):
+            async with asyncio.timeout(ASK_S_MAX):
+                await indexer.judged(is_new=is_new)
+        judged = await indexer.judged(is_new=False)
         snapshot = hosted.snapshot()
         owned = order().owned
         if owned is None:
@@ -206,7 +280,6 @@ class PartsTold:
         indexer: BucketIndexer,
         *,
         is_opening: bool,
-        is_new: bool,
         known: int,
     ) -> dict[str, Any]:
         """Return how far the indexes are in each part.
@@ -216,7 +289,6 @@ class PartsTold:
             opened: the open indexes.
             indexer: of the bucket.
             is_opening: there are others that are not open yet.
-            is_new: ask the sources first.
             known: `count` of the answer that the asker has.
 
         Returns:
@@ -226,7 +298,7 @@ class PartsTold:
         owned = order.owned
         if owned is None:
             return {"count": 0, "designs": "", "parts": {}, "cleaning": []}
-        judged = await indexer.judged(is_new=is_new)
+        judged = await indexer.judged(is_new=False)
         complete, others = list[Header](), list[Header]()
         for hosted in opened:
             is_built = indexer.is_built(hosted.signature)

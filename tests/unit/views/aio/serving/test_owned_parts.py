@@ -7,8 +7,16 @@ import pytest
 
 from millstream.errors import RoutingError
 from millstream.model.cluster_maps import NO_FLOOR, Floor, IndexRecord, MapKey
+from millstream.views.aio.serving import owned_parts
 from millstream.views.aio.serving.bucket_order import BucketOrder, Member, NodeShare, OwnedParts
-from millstream.views.aio.serving.owned_parts import check_asked, is_kept_fresh, refused, shares_of
+from millstream.views.aio.serving.owned_parts import (
+    check_asked,
+    is_kept_fresh,
+    refused,
+    shares_of,
+    until_settled,
+    updated,
+)
 from millstream.views.core.design.design_documents import parse_design
 from support.views.hosted_views import MAP, PARTITIONS, hosted_views
 
@@ -76,7 +84,68 @@ def owned(records: dict[int, IndexRecord], frozen: tuple[int, ...] = ()) -> Owne
     return OwnedParts("a", records, {}, list(range(PARTITIONS)), list(frozen))
 
 
-async def test_a_hosted_index_answers_from_its_floor_on(tmp_path) -> None:
+async def test_a_query_waits_a_moment_for_a_record_that_must_be_on_its_way() -> None:
+    stopped = msgspec.structs.replace(ORDER, active=[])
+    orders = [stopped, stopped, ORDER]
+
+    def order() -> BucketOrder:
+        return orders.pop(0) if len(orders) > 1 else orders[0]
+
+    await until_settled(order, [0], {0: KEY})
+    assert orders == [ORDER], "a part that has stopped gets another record"
+    newer = OwnedParts("a", {0: IndexRecord(NEW, "a")}, {}, [])
+    orders[:] = [ORDER] * 4 + [msgspec.structs.replace(ORDER, owned=newer)]
+    await until_settled(order, [0], {0: NEW})
+    assert len(orders) == 1, "the asker has a newer record"
+    orders[:] = [ORDER] * 4
+    await until_settled(order, [0, 1, 2], {0: KEY, 1: KEY})
+    await until_settled(lambda: msgspec.structs.replace(ORDER, owned=None), [0], None)
+    assert len(orders) >= 2, "another owner is refused at once"
+
+
+async def test_a_record_that_does_not_come_is_not_waited_for_long(monkeypatch) -> None:
+    monkeypatch.setattr(owned_parts, "RECORD_S_MAX", 0.01)
+    stopped = msgspec.structs.replace(ORDER, active=[])
+    await until_settled(lambda: stopped, [0], {0: KEY})
+    check_asked(stopped, [0], {0: KEY})  # the commit of the index refuses it then
+
+
+class Moving:
+    """Has the shape of an indexer whose source is elsewhere for a while."""
+
+    def __init__(self, refusals: int) -> None:
+        self.refusals = refusals
+
+    async def updated(self, signature, partitions, timeout_s) -> None:
+        if self.refusals:
+            self.refusals -= 1
+            raise RoutingError("not served from here now")
+
+
+async def test_an_update_waits_while_its_data_or_its_index_moves(monkeypatch) -> None:
+    moving = Moving(3)
+    await updated(lambda: ORDER, moving, "s", [0], {0: KEY}, 60)
+    assert moving.refusals == 0
+    withdrawn = OwnedParts("a", {0: IndexRecord(NEW, "b")}, {}, [])
+    with pytest.raises(RoutingError) as raised:
+        await updated(
+            lambda: msgspec.structs.replace(ORDER, owned=withdrawn), Moving(1), "s", [0],
+            {0: KEY}, 60,
+        )  # fmt: skip
+    assert raised.value.records == withdrawn.records
+    alone = Moving(2)
+    with pytest.raises(RoutingError):
+        await updated(
+            lambda: msgspec.structs.replace(ORDER, owned=None), alone, "s", [0], None, 60
+        )
+    assert alone.refusals == 1, "without an index map it is asked elsewhere"
+    monkeypatch.setattr(owned_parts, "MOVE_S_MAX", 0.0)
+    with pytest.raises(RoutingError, match="not served"):
+        await updated(lambda: ORDER, Moving(9), "s", [0], {0: KEY}, 60)
+
+
+async def test_a_hosted_index_answers_from_its_floor_on(tmp_path, monkeypatch) -> None:
+    monkeypatch.setattr(owned_parts, "MOVE_S_MAX", 0.05)
     async with hosted_views(tmp_path) as hosted:
         for n in range(20):
             hosted.put(f"k{n}", kind="a", n=n)
@@ -104,14 +173,14 @@ async def test_a_hosted_index_answers_from_its_floor_on(tmp_path) -> None:
                 with pytest.raises(RoutingError):
                     await ask(update=update)
         await place(Floor(branch, high), frozen=range(PARTITIONS))
-        before = (await hosted.bucket.parts(is_new=True, known=0))["parts"]
+        before = (await hosted.bucket.parts(0))["parts"]
         for n in range(20):
             hosted.put(f"k{n}", kind="b", n=n)
         await ask(update="false")
         with pytest.raises(RoutingError):
             await ask(update="true")
-        assert (await hosted.bucket.parts(is_new=True, known=0))["parts"] == before
+        assert (await hosted.bucket.parts(0))["parts"] == before
         await place(Floor(branch, high))
         await ask(update="true")
-        after = (await hosted.bucket.parts(is_new=True, known=0))["parts"]
+        after = (await hosted.bucket.parts(0))["parts"]
         assert all(after[p][1] > before[p][1] for p in before if before[p][1].seqno)
