@@ -19,7 +19,7 @@ from urllib.parse import parse_qs
 from aiohttp import web
 
 from millstream.errors import MillstreamError, UsageError
-from millstream.gateway.aio.answers import HOST, answer, asker, read_body, require
+from millstream.gateway.aio.answers import NODE_API, answer, asker, read_body, require
 from millstream.gateway.aio.databases.making import change_bucket, create_bucket, drop_bucket
 from millstream.model.limits import PARTITIONS_DEFAULT
 
@@ -33,7 +33,7 @@ _MEGABYTE: Final = 1024 * 1024
 
 async def _create(request: web.Request) -> web.Response:
     require(request, "admin")
-    host = request.app[HOST]
+    host = request.app[NODE_API]
     try:
         form = await _form(request)
         partitions = _number(form, "numVBuckets", PARTITIONS_DEFAULT)
@@ -57,7 +57,7 @@ async def _change(request: web.Request) -> web.Response:
         if quota is not None:
             changes["settings"] = {"memory_quota_bytes": quota * _MEGABYTE}
         name = request.match_info["name"]
-        await change_bucket(request.app[HOST], name, changes, by=asker(request))
+        await change_bucket(request.app[NODE_API], name, changes, by=asker(request))
     except MillstreamError as error:
         return _refusal(error)
     return web.Response()
@@ -66,14 +66,14 @@ async def _change(request: web.Request) -> web.Response:
 async def _drop(request: web.Request) -> web.Response:
     require(request, "admin")
     try:
-        await drop_bucket(request.app[HOST], request.match_info["name"], by=asker(request))
+        await drop_bucket(request.app[NODE_API], request.match_info["name"], by=asker(request))
     except MillstreamError as error:
         return _refusal(error)
     return web.Response()
 
 
 def _is_managed(request: web.Request) -> bool:
-    cluster = request.app[HOST].cluster
+    cluster = request.app[NODE_API].cluster
     return cluster is not None and cluster.is_managed
 
 
