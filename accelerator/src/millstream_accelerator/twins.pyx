@@ -23,7 +23,7 @@ from cpython.tuple cimport PyTuple_GET_ITEM
 from libc.stdint cimport int64_t, uint8_t, uint16_t, uint32_t, uint64_t
 from libc.string cimport memcmp, memcpy
 
-SPECIFICATION = "e11b6b4646aa"
+SPECIFICATION = "ed3d13e257b7"
 
 cdef extern from "wire.h":
     uint16_t get16(const uint8_t *at) noexcept nogil
@@ -183,7 +183,7 @@ def bind_receive(
 
 
 cdef _learn_queue(queue, block, entry):
-    global queue_type, block_type, entry_type
+    global queue_type
     shape.floor = _offset(queue, "floor")
     shape.guarded = _offset(queue, "guarded_seqno")
     shape.frozen = _offset(queue, "frozen_seqno")
@@ -193,13 +193,19 @@ cdef _learn_queue(queue, block, entry):
     shape.tail = _offset(queue, "tail")
     shape.counters = _offset(queue, "counters")
     shape.owed = _offset(queue, "_owed")
+    queue_type = queue
+    _learn_block(block, entry)
+
+
+cdef _learn_block(block, entry):
+    global block_type, entry_type
     shape.frames = _offset(block, "frames")
     shape.entries = _offset(block, "entries")
     shape.previous = _offset(block, "previous")
     shape.key = _offset(entry, "key")
     shape.frame = _offset(entry, "frame")
     shape.side = _offset(entry, "side")
-    queue_type, block_type, entry_type = queue, block, entry
+    block_type, entry_type = block, entry
 
 
 cdef bytes _store(
@@ -831,6 +837,97 @@ cdef _take(
             taken.append(frame)
             previous.append(numbers[index])
             sides.append(<object>slot(entry, shape.side))
+
+
+# -- Block.unlogged_keys, with Block._bounds_of_keys
+
+cdef object python_unlogged_keys
+cdef Py_ssize_t key_bounds_at, block_slots
+
+
+def bind_unlogged_keys(block, python, entry, slots):
+    """Learn slots; return the twin of `python`, which is `Block.unlogged_keys`."""
+    global python_unlogged_keys, key_bounds_at, block_slots
+    _learn_block(block, entry)
+    key_bounds_at, block_slots = _offset(block, "_key_bounds"), slots
+    python_unlogged_keys = python
+    return unlogged_keys
+
+
+def unlogged_keys(self, begin, logged_seqno, purge_seqno, low, high):
+    """Twin of `millstream.kv.core.queue.blocks.Block.unlogged_keys`."""
+    cdef uint64_t first, logged, purged, replaced
+    if (
+        type(self) is not block_type
+        or type(low) is not bytes
+        or type(high) is not bytes
+        or not as_number(<PyObject *>begin, &first)
+        or not as_number(<PyObject *>logged_seqno, &logged)
+        or not as_number(<PyObject *>purge_seqno, &purged)
+    ):
+        return python_unlogged_keys(self, begin, logged_seqno, purge_seqno, low, high)
+    cdef list frames = <list>slot(<PyObject *>self, shape.frames)
+    cdef list entries = <list>slot(<PyObject *>self, shape.entries)
+    cdef list numbers = <list>slot(<PyObject *>self, shape.previous)
+    cdef Py_ssize_t index, count = min(
+        PyList_GET_SIZE(frames), PyList_GET_SIZE(entries), PyList_GET_SIZE(numbers)
+    )
+    cdef PyObject *key
+    cdef list found = []
+    if PyList_GET_SIZE(frames) >= block_slots:
+        if <object>slot(<PyObject *>self, key_bounds_at) is None:
+            set_slot(<PyObject *>self, key_bounds_at, _bounds_of_keys(frames, entries))
+        least, greatest = <object>slot(<PyObject *>self, key_bounds_at)
+        if _order(least, high) >= 0 or _order(greatest, low) < 0:
+            return found
+    for index in range(<Py_ssize_t>min(first, <uint64_t>count), count):
+        _fetch(entries, index, count)
+        if PyList_GET_ITEM(frames, index) is <PyObject *>NOTHING:
+            continue
+        if not as_number(PyList_GET_ITEM(numbers, index), &replaced):
+            return python_unlogged_keys(self, begin, logged_seqno, purge_seqno, low, high)
+        if purged < replaced <= logged:
+            continue
+        key = _key_of(entries, index)
+        if _order(low, <bytes>key) <= 0 and _order(<bytes>key, high) < 0 and frames[index]:
+            found.append(<object>key)
+    return found
+
+
+cdef _bounds_of_keys(list frames, list entries):
+    """Return the least and the greatest key of a block."""
+    cdef PyObject *least = NULL
+    cdef PyObject *greatest = NULL
+    cdef PyObject *key
+    cdef Py_ssize_t index, count = min(PyList_GET_SIZE(frames), PyList_GET_SIZE(entries))
+    for index in range(count):
+        _fetch(entries, index, count)
+        if PyList_GET_ITEM(frames, index) is <PyObject *>NOTHING:
+            continue
+        key = _key_of(entries, index)
+        if least is NULL or _order(<bytes>key, <bytes>least) < 0:
+            least = key
+        if greatest is NULL or _order(<bytes>key, <bytes>greatest) > 0:
+            greatest = key
+    if least is NULL:
+        return NOTHING, NOTHING
+    return <object>least, <object>greatest
+
+
+cdef inline void _fetch(list entries, Py_ssize_t index, Py_ssize_t count) noexcept:
+    """Ask for the key that will be needed soon."""
+    if index + AHEAD < count:
+        prefetch(PyList_GET_ITEM(entries, index + AHEAD))
+    if index + AHEAD // 2 < count:
+        prefetch(slot(PyList_GET_ITEM(entries, index + AHEAD // 2), shape.key))
+
+
+cdef inline PyObject *_key_of(list entries, Py_ssize_t index) except NULL:
+    """Return the key of an entry, borrowed."""
+    cdef PyObject *entry = PyList_GET_ITEM(entries, index)
+    if type(<object>entry) is not entry_type:
+        raise TypeError("a block has entries only")
+    return slot(entry, shape.key)
 
 
 # -- records.encode_many

@@ -1,4 +1,4 @@
-"""The request loop and freezing, in Python and compiled: one history, one outcome."""
+"""The request loop, freezing and lists, in Python and compiled: one history, one outcome."""
 
 from __future__ import annotations
 
@@ -146,6 +146,13 @@ class World:
         else:
             partition.acknowledged.leave("b", self)
 
+    def page(self, low: bytes, high: bytes, purge_seqno: int) -> None:
+        """A list asks for what the log does not have."""
+        for partition in self.partitions:
+            queue = partition.queue
+            self.seen.append(queue.unflushed_keys(low, high, purge_seqno))
+            self.seen.append([block._key_bounds for block in queue.blocks.values()])
+
     def shrink(self) -> None:
         """The queue may hold nothing: what is persisted goes."""
         for partition in self.partitions:
@@ -275,6 +282,9 @@ actions = st.lists(
         st.tuples(st.just(World.hold), st.tuples(st.integers(0, 3)), st.just({})),
         st.tuples(
             st.sampled_from(EVENTS), st.just(()), st.just({})
+        ),
+        st.tuples(
+            st.just(World.page), st.tuples(keys, keys, st.sampled_from([0, 0, 1, 3])), st.just({})
         ),
         st.tuples(
             st.just(World.flush), st.just(()), st.fixed_dictionaries({"is_durable": st.booleans()})
@@ -418,6 +428,9 @@ def test_so_they_do_over_many_changes() -> None:
             actions.append((World.hold, (dice.randrange(4),), {}))
         elif act < 10:
             actions.append((World.release, (), {}))
+        elif act < 14:
+            low, high = sorted(b"%d" % dice.randrange(400) for _ in range(2))
+            actions.append((World.page, (low, high, 0), {}))
         elif act == 10:
             actions.append((World.shrink, (), {}))
     check(actions)

@@ -13,6 +13,7 @@ from __future__ import annotations
 from itertools import compress
 from typing import Final, NamedTuple
 
+from millstream import accelerated
 from millstream.kv.core.queue.entry import Entry
 from millstream.model.sides import has_sidecar, split
 from millstream.storage.core.records import ChangeColumns
@@ -61,10 +62,12 @@ class Block:
     Entries and previous seqnos are for the flush: a full and durable block has none.
     """
 
-    __slots__ = ("_bytes_most", "entries", "frames", "previous")
+    __slots__ = ("_bytes_most", "_key_bounds", "entries", "frames", "previous")
 
     def __init__(self) -> None:
         self._bytes_most: int | None = None
+        self._key_bounds: tuple[bytes, bytes] | None = None
+        """The least and the greatest key of a full block, once asked for. Keys may have left."""
         self.frames: list[bytes] = []
         self.entries: list[Entry] = []
         self.previous: list[int] = []
@@ -80,6 +83,7 @@ class Block:
         """Fill a slot that is blank or not there yet."""
         if slot >= len(self.frames):
             self.pad(slot + 1)
+        self._key_bounds = None
         self.entries[slot], self.frames[slot], self.previous[slot] = item
 
     def blank(self, begin: int, end: int) -> int:
@@ -109,6 +113,36 @@ class Block:
         block.previous = self.previous[begin:]
         return block
 
+    def unlogged_keys(
+        self, begin: int, logged_seqno: int, purge_seqno: int, low: bytes, high: bytes
+    ) -> list[bytes]:
+        """Return the keys of [low, high) in slots from `begin` on that may have no other record.
+
+        Args:
+            begin: the first slot.
+            logged_seqno: the log has the records up to it.
+            purge_seqno: records up to it may have been purged.
+            low: the first key.
+            high: the end, which is not in the range.
+        """
+        if len(self.frames) >= BLOCK_SLOTS:
+            if self._key_bounds is None:
+                self._key_bounds = self._bounds_of_keys()
+            least, greatest = self._key_bounds
+            if least >= high or greatest < low:
+                return []
+        slots = zip(self.entries[begin:], self.frames[begin:], self.previous[begin:], strict=False)
+        return [
+            entry.key
+            for entry, frame, previous in slots
+            if frame and not purge_seqno < previous <= logged_seqno and low <= entry.key < high
+        ]
+
+    def _bounds_of_keys(self) -> tuple[bytes, bytes]:
+        slots = zip(self.entries, self.frames, strict=False)
+        keys = [entry.key for entry, frame in slots if frame]
+        return min(keys, default=NOTHING), max(keys, default=NOTHING)
+
     def frozen(self, begin: int, first: int) -> FrozenChanges:
         """Return what a flush takes of the slots from `begin` on, which is that of `first`."""
         frames, entries = self.frames[begin:], self.entries[begin:]
@@ -124,3 +158,7 @@ class Block:
 CLOSED: Final = Block()
 """A block that is never written to."""
 CLOSED.pad(BLOCK_SLOTS)
+
+accelerated.bind(
+    Block, "unlogged_keys", Entry, BLOCK_SLOTS, also=(Block._bounds_of_keys,)
+)

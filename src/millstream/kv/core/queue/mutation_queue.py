@@ -325,21 +325,14 @@ class MutationQueue:
             block = self.blocks.get(number)
             if block is not None:
                 begin = max(0, after - (number << BITS))
-                slots = zip(
-                    block.entries[begin:], block.frames[begin:], block.previous[begin:],
-                    strict=False,
-                )  # fmt: skip
-                found += [
-                    entry.key
-                    for entry, frame, previous in slots
-                    if not purge_seqno < previous <= logged_seqno and frame
-                ]
+                found += block.unlogged_keys(begin, logged_seqno, purge_seqno, low, high)
             found += [
                 entry.key
                 for seqno, (entry, _, previous) in self.counters.get(number, {}).items()
                 if seqno >= after and not purge_seqno < previous <= logged_seqno
-            ]
-        return [key for key in found if low <= key < high]
+                and low <= entry.key < high
+            ]  # fmt: skip
+        return found
 
     def memory_slice(
         self, after: int, at: int, bytes_max: int, items_max: int

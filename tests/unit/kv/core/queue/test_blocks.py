@@ -70,3 +70,48 @@ def test_parts_are_joined_column_by_column() -> None:
 def test_a_closed_block_has_no_slot_left() -> None:
     assert len(CLOSED.frames) == len(CLOSED.entries) == len(CLOSED.previous) == BLOCK_SLOTS
     assert not any(CLOSED.frames)
+
+
+def test_keys_that_may_have_no_other_record_are_those_that_the_log_lacks_or_has_purged() -> None:
+    block = block_of((0, A, b"a", 0), (1, B, b"b", 7), (2, C, b"c", 12), (4, A, b"a", 9))
+    every = (b"", b"z")
+    assert block.unlogged_keys(0, 10, 0, *every) == [b"a", b"c"], "12 is not in the log"
+    assert block.unlogged_keys(0, 10, 7, *every) == [b"a", b"b", b"c"], "7 may be purged"
+    assert block.unlogged_keys(1, 10, 9, *every) == [b"b", b"c", b"a"]
+    assert block.unlogged_keys(5, 10, 9, *every) == []
+    block.blank(2, 3)
+    assert block.unlogged_keys(0, 10, 0, *every) == [b"a"]
+
+
+def test_a_range_ends_before_its_high_key() -> None:
+    block = block_of((0, A, b"a", 0), (1, B, b"b", 0), (2, C, b"c", 0))
+    assert block.unlogged_keys(0, 0, 0, b"a", b"c") == [b"a", b"b"]
+    assert block.unlogged_keys(0, 0, 0, b"a\0", b"b") == []
+    assert block.unlogged_keys(0, 0, 0, b"c", b"c\0") == [b"c"]
+
+
+def test_a_full_block_finds_its_keys_whatever_was_blanked_or_filled_meanwhile() -> None:
+    block = Block()
+    for number in range(BLOCK_SLOTS):
+        block.put(number, (Entry(b"m%04d" % number, b"", b""), b"frame", 0))
+    assert block.unlogged_keys(0, 0, 0, b"", b"m") == []
+    assert block.unlogged_keys(0, 0, 0, b"m0000", b"m0001") == [b"m0000"]
+    assert block.unlogged_keys(0, 0, 0, b"m1023", b"z") == [b"m1023"]
+    assert block.unlogged_keys(0, 0, 0, b"m1024", b"z") == []
+    block.blank(0, 2)
+    assert block.unlogged_keys(0, 0, 0, b"", b"m0003") == [b"m0002"]
+    block.put(0, (A, b"a", 0))
+    block.put(1, (Entry(b"z", b"", b""), b"z", 0))
+    assert block.unlogged_keys(0, 0, 0, b"", b"m") == [b"a"], "a copy may fill a blank slot"
+    assert block.unlogged_keys(0, 0, 0, b"n", b"zz") == [b"z"]
+    block.blank(0, BLOCK_SLOTS)
+    assert block.unlogged_keys(0, 0, 0, b"", b"zz") == []
+
+
+def test_a_full_block_out_of_the_range_is_looked_at_once() -> None:
+    block = Block()
+    for number in range(BLOCK_SLOTS):
+        block.put(number, (B, b"frame", 0))
+    assert block.unlogged_keys(0, 0, 0, b"c", b"z") == []
+    block.entries[5] = C  # nobody does
+    assert block.unlogged_keys(0, 0, 0, b"c", b"z") == []
