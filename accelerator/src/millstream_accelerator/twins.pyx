@@ -23,7 +23,7 @@ from cpython.tuple cimport PyTuple_GET_ITEM
 from libc.stdint cimport int64_t, uint8_t, uint16_t, uint32_t, uint64_t
 from libc.string cimport memcmp, memcpy
 
-SPECIFICATION = "ed3d13e257b7"
+SPECIFICATION = "c0afc2294b66"
 
 cdef extern from "wire.h":
     uint16_t get16(const uint8_t *at) noexcept nogil
@@ -41,6 +41,7 @@ cdef extern from "slots.h":
     PyObject *slot(PyObject *owner, Py_ssize_t offset) noexcept
     void set_slot(PyObject *owner, Py_ssize_t offset, object value) noexcept
     PyObject *PyList_GET_ITEM(list owner, Py_ssize_t index) noexcept
+    int order_of(PyObject *one, PyObject *other) noexcept
     void prefetch(PyObject *value) noexcept
     void prefetch_frame(PyObject *value) noexcept
     void set_item(list owner, Py_ssize_t index, object value) noexcept
@@ -121,7 +122,7 @@ cdef struct Shape:
     # MutationQueue
     Py_ssize_t floor, guarded, frozen, high, frame_bytes, blocks, tail, counters, owed
     # Block
-    Py_ssize_t frames, entries, previous
+    Py_ssize_t frames, entries, previous, least, greatest
     # Entry
     Py_ssize_t key, frame, side, is_used
     # bounds and sizes
@@ -202,6 +203,8 @@ cdef _learn_block(block, entry):
     shape.frames = _offset(block, "frames")
     shape.entries = _offset(block, "entries")
     shape.previous = _offset(block, "previous")
+    shape.least = _offset(block, "least")
+    shape.greatest = _offset(block, "greatest")
     shape.key = _offset(entry, "key")
     shape.frame = _offset(entry, "frame")
     shape.side = _offset(entry, "side")
@@ -230,6 +233,7 @@ cdef bytes _store(
     cdef PyObject *found_block
     cdef bytes old = NOTHING
     cdef bytes frame, lineage, prefix
+    cdef PyObject *stored_key
     cdef list frames
     if (
         type(<object>queue) is not queue_type
@@ -353,12 +357,16 @@ cdef bytes _store(
     PyList_Append(frames, frame)
     PyList_Append(<list>slot(<PyObject *>block, shape.entries), entry)
     PyList_Append(<list>slot(<PyObject *>block, shape.previous), previous)
+    stored_key = slot(<PyObject *>entry, shape.key)
+    if order_of(stored_key, slot(<PyObject *>block, shape.least)) < 0:
+        set_slot(<PyObject *>block, shape.least, <object>stored_key)
+    if order_of(stored_key, slot(<PyObject *>block, shape.greatest)) > 0:
+        set_slot(<PyObject *>block, shape.greatest, <object>stored_key)
     set_slot(owner, shape.last_cas, cas)
     set_slot(queue, shape.high, seqno)
     set_slot(queue, shape.frame_bytes, queue_bytes)
     if expiry:
-        stored_key = <object>slot(<PyObject *>entry, shape.key)
-        (<object>slot(owner, shape.expiries)).add(stored_key, expiry)
+        (<object>slot(owner, shape.expiries)).add(<object>stored_key, expiry)
     return frame
 
 
@@ -839,17 +847,15 @@ cdef _take(
             sides.append(<object>slot(entry, shape.side))
 
 
-# -- Block.unlogged_keys, with Block._bounds_of_keys
+# -- Block.unlogged_keys
 
 cdef object python_unlogged_keys
-cdef Py_ssize_t key_bounds_at, block_slots
 
 
-def bind_unlogged_keys(block, python, entry, slots):
+def bind_unlogged_keys(block, python, entry):
     """Learn slots; return the twin of `python`, which is `Block.unlogged_keys`."""
-    global python_unlogged_keys, key_bounds_at, block_slots
+    global python_unlogged_keys
     _learn_block(block, entry)
-    key_bounds_at, block_slots = _offset(block, "_key_bounds"), slots
     python_unlogged_keys = python
     return unlogged_keys
 
@@ -872,62 +878,64 @@ def unlogged_keys(self, begin, logged_seqno, purge_seqno, low, high):
     cdef Py_ssize_t index, count = min(
         PyList_GET_SIZE(frames), PyList_GET_SIZE(entries), PyList_GET_SIZE(numbers)
     )
+    cdef PyObject *entry
     cdef PyObject *key
     cdef list found = []
-    if PyList_GET_SIZE(frames) >= block_slots:
-        if <object>slot(<PyObject *>self, key_bounds_at) is None:
-            set_slot(<PyObject *>self, key_bounds_at, _bounds_of_keys(frames, entries))
-        least, greatest = <object>slot(<PyObject *>self, key_bounds_at)
-        if _order(least, high) >= 0 or _order(greatest, low) < 0:
-            return found
     for index in range(<Py_ssize_t>min(first, <uint64_t>count), count):
-        _fetch(entries, index, count)
+        if index + AHEAD < count:
+            prefetch(PyList_GET_ITEM(entries, index + AHEAD))
+        if index + AHEAD // 2 < count:
+            prefetch(slot(PyList_GET_ITEM(entries, index + AHEAD // 2), shape.key))
         if PyList_GET_ITEM(frames, index) is <PyObject *>NOTHING:
             continue
         if not as_number(PyList_GET_ITEM(numbers, index), &replaced):
             return python_unlogged_keys(self, begin, logged_seqno, purge_seqno, low, high)
         if purged < replaced <= logged:
             continue
-        key = _key_of(entries, index)
-        if _order(low, <bytes>key) <= 0 and _order(<bytes>key, high) < 0 and frames[index]:
+        entry = PyList_GET_ITEM(entries, index)
+        if type(<object>entry) is not entry_type:
+            raise TypeError("a block has entries only")
+        key = slot(entry, shape.key)
+        if order_of(<PyObject *>low, key) <= 0 and order_of(key, <PyObject *>high) < 0 and frames[index]:
             found.append(<object>key)
     return found
 
 
-cdef _bounds_of_keys(list frames, list entries):
-    """Return the least and the greatest key of a block."""
-    cdef PyObject *least = NULL
-    cdef PyObject *greatest = NULL
+# -- new_keys.keys_within
+
+cdef object python_keys_within
+
+
+def bind_keys_within(_, python):
+    """Return the twin of `python`, which is `new_keys.keys_within`."""
+    global python_keys_within
+    python_keys_within = python
+    return keys_within
+
+
+def keys_within(keys, begin, end, low, high):
+    """Twin of `millstream.storage.core.new_keys.keys_within`."""
+    cdef uint64_t first, stop
+    if (
+        type(keys) is not list
+        or type(low) is not bytes
+        or type(high) is not bytes
+        or not as_number(<PyObject *>begin, &first)
+        or not as_number(<PyObject *>end, &stop)
+    ):
+        return python_keys_within(keys, begin, end, low, high)
+    cdef Py_ssize_t index, count = <Py_ssize_t>min(stop, <uint64_t>PyList_GET_SIZE(keys))
     cdef PyObject *key
-    cdef Py_ssize_t index, count = min(PyList_GET_SIZE(frames), PyList_GET_SIZE(entries))
-    for index in range(count):
-        _fetch(entries, index, count)
-        if PyList_GET_ITEM(frames, index) is <PyObject *>NOTHING:
-            continue
-        key = _key_of(entries, index)
-        if least is NULL or _order(<bytes>key, <bytes>least) < 0:
-            least = key
-        if greatest is NULL or _order(<bytes>key, <bytes>greatest) > 0:
-            greatest = key
-    if least is NULL:
-        return NOTHING, NOTHING
-    return <object>least, <object>greatest
-
-
-cdef inline void _fetch(list entries, Py_ssize_t index, Py_ssize_t count) noexcept:
-    """Ask for the key that will be needed soon."""
-    if index + AHEAD < count:
-        prefetch(PyList_GET_ITEM(entries, index + AHEAD))
-    if index + AHEAD // 2 < count:
-        prefetch(slot(PyList_GET_ITEM(entries, index + AHEAD // 2), shape.key))
-
-
-cdef inline PyObject *_key_of(list entries, Py_ssize_t index) except NULL:
-    """Return the key of an entry, borrowed."""
-    cdef PyObject *entry = PyList_GET_ITEM(entries, index)
-    if type(<object>entry) is not entry_type:
-        raise TypeError("a block has entries only")
-    return slot(entry, shape.key)
+    cdef list found = []
+    for index in range(<Py_ssize_t>min(first, <uint64_t>count), count):
+        if index + AHEAD < count:
+            prefetch(PyList_GET_ITEM(keys, index + AHEAD))
+        key = PyList_GET_ITEM(keys, index)
+        if type(<object>key) is not bytes:
+            return python_keys_within(keys, begin, end, low, high)
+        if order_of(<PyObject *>low, key) <= 0 and order_of(key, <PyObject *>high) < 0:
+            found.append(<object>key)
+    return found
 
 
 # -- records.encode_many

@@ -17,6 +17,7 @@ from millstream.kv.core.partition.partition import Partition
 from millstream.kv.core.session.session import DEFERRED_MAX
 from millstream.model.limits import KEY_BYTES_MAX, REQUESTS_PER_WAKEUP_MAX
 from millstream.model.partitions import partition_of
+from millstream.storage.core.new_keys import KeyPage
 from millstream.upr.core.source import Hold
 from millstream.wire.frames import seqno_of
 from millstream.wire.mcbp import Feature, Opcode, request
@@ -150,8 +151,9 @@ class World:
         """A list asks for what the log does not have."""
         for partition in self.partitions:
             queue = partition.queue
-            self.seen.append(queue.unflushed_keys(low, high, purge_seqno))
-            self.seen.append([block._key_bounds for block in queue.blocks.values()])
+            found = KeyPage(low, high, 3, descending=bool(purge_seqno))
+            queue.add_unflushed_keys(found, purge_seqno)
+            self.seen.append(found.keys)
 
     def shrink(self) -> None:
         """The queue may hold nothing: what is persisted goes."""
@@ -181,6 +183,7 @@ class World:
                     [e.key for e in partition.residents.ring],
                     partition.residents.memory.table_bytes,
                     {n: (b.frames, b.previous) for n, b in queue.blocks.items()},
+                    {n: (b.least, b.greatest) for n, b in queue.blocks.items()},
                     {n: [e.key for e in b.entries] for n, b in queue.blocks.items()},
                     (queue.high_seqno, queue.frozen_seqno, queue.floor, queue.frame_bytes),
                     (partition.last_cas, queue.holds.kept, queue.counters),

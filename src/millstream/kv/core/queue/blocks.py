@@ -15,6 +15,7 @@ from typing import Final, NamedTuple
 
 from millstream import accelerated
 from millstream.kv.core.queue.entry import Entry
+from millstream.model.limits import KEY_BYTES_MAX
 from millstream.model.sides import has_sidecar, split
 from millstream.storage.core.records import ChangeColumns
 
@@ -23,6 +24,7 @@ __all__ = ["BITS", "BLOCK_SLOTS", "CLOSED", "NOTHING", "Block", "Entry", "Frozen
 BITS: Final = 10
 BLOCK_SLOTS: Final = 1 << BITS
 NOTHING: Final = b""
+_ABOVE_KEYS: Final = b"\xff" * (KEY_BYTES_MAX + 1)
 _NOBODY: Final = Entry(NOTHING, NOTHING, NOTHING)
 Item = tuple[Entry, bytes, int]
 """Entry, frame and previous seqno of a change that is in no slot."""
@@ -62,15 +64,28 @@ class Block:
     Entries and previous seqnos are for the flush: a full and durable block has none.
     """
 
-    __slots__ = ("_bytes_most", "_key_bounds", "entries", "frames", "previous")
+    __slots__ = ("_bytes_most", "entries", "frames", "greatest", "least", "previous")
 
     def __init__(self) -> None:
         self._bytes_most: int | None = None
-        self._key_bounds: tuple[bytes, bytes] | None = None
-        """The least and the greatest key of a full block, once asked for. Keys may have left."""
         self.frames: list[bytes] = []
         self.entries: list[Entry] = []
         self.previous: list[int] = []
+        self.least, self.greatest = _ABOVE_KEYS, NOTHING
+        """All keys are within, perhaps those of blanked slots, too."""
+
+    def append(self, entry: Entry, frame: bytes, previous: int) -> None:
+        """Fill the next slot."""
+        self.frames.append(frame)
+        self.entries.append(entry)
+        self.previous.append(previous)
+        self._widen(entry.key)
+
+    def _widen(self, key: bytes) -> None:
+        if key < self.least:
+            self.least = key
+        if key > self.greatest:
+            self.greatest = key
 
     def pad(self, slots: int) -> None:
         """Skip seqnos that are no documents here: of counters, or below the floor."""
@@ -83,8 +98,8 @@ class Block:
         """Fill a slot that is blank or not there yet."""
         if slot >= len(self.frames):
             self.pad(slot + 1)
-        self._key_bounds = None
         self.entries[slot], self.frames[slot], self.previous[slot] = item
+        self._widen(item[0].key)
 
     def blank(self, begin: int, end: int) -> int:
         """Blank a range of slots; return the number of bytes that were in it."""
@@ -111,6 +126,7 @@ class Block:
         block.frames = self.frames[begin:]
         block.entries = self.entries[begin:]
         block.previous = self.previous[begin:]
+        block.least, block.greatest = self.least, self.greatest
         return block
 
     def unlogged_keys(
@@ -125,23 +141,12 @@ class Block:
             low: the first key.
             high: the end, which is not in the range.
         """
-        if len(self.frames) >= BLOCK_SLOTS:
-            if self._key_bounds is None:
-                self._key_bounds = self._bounds_of_keys()
-            least, greatest = self._key_bounds
-            if least >= high or greatest < low:
-                return []
         slots = zip(self.entries[begin:], self.frames[begin:], self.previous[begin:], strict=False)
         return [
             entry.key
             for entry, frame, previous in slots
             if frame and not purge_seqno < previous <= logged_seqno and low <= entry.key < high
         ]
-
-    def _bounds_of_keys(self) -> tuple[bytes, bytes]:
-        slots = zip(self.entries, self.frames, strict=False)
-        keys = [entry.key for entry, frame in slots if frame]
-        return min(keys, default=NOTHING), max(keys, default=NOTHING)
 
     def frozen(self, begin: int, first: int) -> FrozenChanges:
         """Return what a flush takes of the slots from `begin` on, which is that of `first`."""
@@ -159,6 +164,4 @@ CLOSED: Final = Block()
 """A block that is never written to."""
 CLOSED.pad(BLOCK_SLOTS)
 
-accelerated.bind(
-    Block, "unlogged_keys", Entry, BLOCK_SLOTS, also=(Block._bounds_of_keys,)
-)
+accelerated.bind(Block, "unlogged_keys", Entry)
