@@ -33,7 +33,7 @@ __all__ = [
 
 PURE_VARIABLE: Final = "MILLSTREAM_PURE"
 """Set to anything but 0 it keeps the compiled package out of use."""
-SPECIFICATION: Final = "e11b6b4646aa"
+SPECIFICATION: Final = "c0afc2294b66"
 """Digest of the functions that have twins: written anew, here and in the package, by whoever
 changes one of them and has made its twin equal."""
 

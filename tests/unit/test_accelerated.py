@@ -49,10 +49,11 @@ def test_the_extra_names_the_version_of_the_package() -> None:
     assert wanted in extras["optional-dependencies"]["fast"]
 
 
-def test_there_are_twelve_and_their_owners_have_the_chosen_ones(variant: str) -> None:
+def test_there_are_fourteen_and_their_owners_have_the_chosen_ones(variant: str) -> None:
     found = {twin.name: twin for twin in accelerated.twins()}
     assert set(found) == {
-        "receive", "sweep", "freeze", "encode_many", "cut_frames",
+        "receive", "sweep", "freeze", "unlogged_keys", "keys_within",
+        "encode_many", "cut_frames",
         "decode_entries", "check_chain", "encode_log", "chain", "decode_body",
         "SortedMap", "Table",
     }  # fmt: skip

@@ -3,6 +3,9 @@
 #include <Python.h>
 #include <structmember.h>
 #include <stdint.h>
+#include <string.h>
+
+#include "wire.h"
 
 #define OUT_BYTES 16384 /* taken at first for the replies of several requests */
 
@@ -48,6 +51,21 @@ static inline void put_item(PyObject *owner, Py_ssize_t index, PyObject *value)
 {
     Py_INCREF(value);
     PyTuple_SET_ITEM(owner, index, value);
+}
+
+/* Less than, equal to, or greater than 0, as one bytes object comes before the other or not. */
+static inline int order_of(PyObject *one, PyObject *other)
+{
+    Py_ssize_t size = PyBytes_GET_SIZE(one), length = PyBytes_GET_SIZE(other);
+    const uint8_t *left = (const uint8_t *)PyBytes_AS_STRING(one);
+    const uint8_t *right = (const uint8_t *)PyBytes_AS_STRING(other);
+    if (size >= 8 && length >= 8) { /* mostly their beginning tells */
+        uint64_t first = get64(left), second = get64(right);
+        if (first != second)
+            return first < second ? -1 : 1;
+    }
+    int found = memcmp(left, right, size < length ? size : length);
+    return found ? found : (size > length) - (size < length);
 }
 
 /* Ask for what will be needed soon: an object's head, a frame. */

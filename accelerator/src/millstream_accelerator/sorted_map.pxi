@@ -17,13 +17,7 @@ def bind_SortedMap(owner, python, cut):
 
 cdef int _order(bytes one, bytes other) noexcept:
     """Less than, equal to, or greater than 0, as `one` comes before `other` or not."""
-    cdef Py_ssize_t size = PyBytes_GET_SIZE(one), length = PyBytes_GET_SIZE(other)
-    cdef int found = memcmp(
-        PyBytes_AS_STRING(one), PyBytes_AS_STRING(other), size if size < length else length
-    )
-    if found:
-        return found
-    return (size > length) - (size < length)
+    return order_of(<PyObject *>one, <PyObject *>other)
 
 
 cdef Py_ssize_t _left(list keys, bytes key) noexcept:

@@ -23,7 +23,7 @@ from cpython.tuple cimport PyTuple_GET_ITEM
 from libc.stdint cimport int64_t, uint8_t, uint16_t, uint32_t, uint64_t
 from libc.string cimport memcmp, memcpy
 
-SPECIFICATION = "e11b6b4646aa"
+SPECIFICATION = "c0afc2294b66"
 
 cdef extern from "wire.h":
     uint16_t get16(const uint8_t *at) noexcept nogil
@@ -41,6 +41,7 @@ cdef extern from "slots.h":
     PyObject *slot(PyObject *owner, Py_ssize_t offset) noexcept
     void set_slot(PyObject *owner, Py_ssize_t offset, object value) noexcept
     PyObject *PyList_GET_ITEM(list owner, Py_ssize_t index) noexcept
+    int order_of(PyObject *one, PyObject *other) noexcept
     void prefetch(PyObject *value) noexcept
     void prefetch_frame(PyObject *value) noexcept
     void set_item(list owner, Py_ssize_t index, object value) noexcept
@@ -121,7 +122,7 @@ cdef struct Shape:
     # MutationQueue
     Py_ssize_t floor, guarded, frozen, high, frame_bytes, blocks, tail, counters, owed
     # Block
-    Py_ssize_t frames, entries, previous
+    Py_ssize_t frames, entries, previous, least, greatest
     # Entry
     Py_ssize_t key, frame, side, is_used
     # bounds and sizes
@@ -183,7 +184,7 @@ def bind_receive(
 
 
 cdef _learn_queue(queue, block, entry):
-    global queue_type, block_type, entry_type
+    global queue_type
     shape.floor = _offset(queue, "floor")
     shape.guarded = _offset(queue, "guarded_seqno")
     shape.frozen = _offset(queue, "frozen_seqno")
@@ -193,13 +194,21 @@ cdef _learn_queue(queue, block, entry):
     shape.tail = _offset(queue, "tail")
     shape.counters = _offset(queue, "counters")
     shape.owed = _offset(queue, "_owed")
+    queue_type = queue
+    _learn_block(block, entry)
+
+
+cdef _learn_block(block, entry):
+    global block_type, entry_type
     shape.frames = _offset(block, "frames")
     shape.entries = _offset(block, "entries")
     shape.previous = _offset(block, "previous")
+    shape.least = _offset(block, "least")
+    shape.greatest = _offset(block, "greatest")
     shape.key = _offset(entry, "key")
     shape.frame = _offset(entry, "frame")
     shape.side = _offset(entry, "side")
-    queue_type, block_type, entry_type = queue, block, entry
+    block_type, entry_type = block, entry
 
 
 cdef bytes _store(
@@ -224,6 +233,7 @@ cdef bytes _store(
     cdef PyObject *found_block
     cdef bytes old = NOTHING
     cdef bytes frame, lineage, prefix
+    cdef PyObject *stored_key
     cdef list frames
     if (
         type(<object>queue) is not queue_type
@@ -347,12 +357,16 @@ cdef bytes _store(
     PyList_Append(frames, frame)
     PyList_Append(<list>slot(<PyObject *>block, shape.entries), entry)
     PyList_Append(<list>slot(<PyObject *>block, shape.previous), previous)
+    stored_key = slot(<PyObject *>entry, shape.key)
+    if order_of(stored_key, slot(<PyObject *>block, shape.least)) < 0:
+        set_slot(<PyObject *>block, shape.least, <object>stored_key)
+    if order_of(stored_key, slot(<PyObject *>block, shape.greatest)) > 0:
+        set_slot(<PyObject *>block, shape.greatest, <object>stored_key)
     set_slot(owner, shape.last_cas, cas)
     set_slot(queue, shape.high, seqno)
     set_slot(queue, shape.frame_bytes, queue_bytes)
     if expiry:
-        stored_key = <object>slot(<PyObject *>entry, shape.key)
-        (<object>slot(owner, shape.expiries)).add(stored_key, expiry)
+        (<object>slot(owner, shape.expiries)).add(<object>stored_key, expiry)
     return frame
 
 
@@ -831,6 +845,97 @@ cdef _take(
             taken.append(frame)
             previous.append(numbers[index])
             sides.append(<object>slot(entry, shape.side))
+
+
+# -- Block.unlogged_keys
+
+cdef object python_unlogged_keys
+
+
+def bind_unlogged_keys(block, python, entry):
+    """Learn slots; return the twin of `python`, which is `Block.unlogged_keys`."""
+    global python_unlogged_keys
+    _learn_block(block, entry)
+    python_unlogged_keys = python
+    return unlogged_keys
+
+
+def unlogged_keys(self, begin, logged_seqno, purge_seqno, low, high):
+    """Twin of `millstream.kv.core.queue.blocks.Block.unlogged_keys`."""
+    cdef uint64_t first, logged, purged, replaced
+    if (
+        type(self) is not block_type
+        or type(low) is not bytes
+        or type(high) is not bytes
+        or not as_number(<PyObject *>begin, &first)
+        or not as_number(<PyObject *>logged_seqno, &logged)
+        or not as_number(<PyObject *>purge_seqno, &purged)
+    ):
+        return python_unlogged_keys(self, begin, logged_seqno, purge_seqno, low, high)
+    cdef list frames = <list>slot(<PyObject *>self, shape.frames)
+    cdef list entries = <list>slot(<PyObject *>self, shape.entries)
+    cdef list numbers = <list>slot(<PyObject *>self, shape.previous)
+    cdef Py_ssize_t index, count = min(
+        PyList_GET_SIZE(frames), PyList_GET_SIZE(entries), PyList_GET_SIZE(numbers)
+    )
+    cdef PyObject *entry
+    cdef PyObject *key
+    cdef list found = []
+    for index in range(<Py_ssize_t>min(first, <uint64_t>count), count):
+        if index + AHEAD < count:
+            prefetch(PyList_GET_ITEM(entries, index + AHEAD))
+        if index + AHEAD // 2 < count:
+            prefetch(slot(PyList_GET_ITEM(entries, index + AHEAD // 2), shape.key))
+        if PyList_GET_ITEM(frames, index) is <PyObject *>NOTHING:
+            continue
+        if not as_number(PyList_GET_ITEM(numbers, index), &replaced):
+            return python_unlogged_keys(self, begin, logged_seqno, purge_seqno, low, high)
+        if purged < replaced <= logged:
+            continue
+        entry = PyList_GET_ITEM(entries, index)
+        if type(<object>entry) is not entry_type:
+            raise TypeError("a block has entries only")
+        key = slot(entry, shape.key)
+        if order_of(<PyObject *>low, key) <= 0 and order_of(key, <PyObject *>high) < 0 and frames[index]:
+            found.append(<object>key)
+    return found
+
+
+# -- new_keys.keys_within
+
+cdef object python_keys_within
+
+
+def bind_keys_within(_, python):
+    """Return the twin of `python`, which is `new_keys.keys_within`."""
+    global python_keys_within
+    python_keys_within = python
+    return keys_within
+
+
+def keys_within(keys, begin, end, low, high):
+    """Twin of `millstream.storage.core.new_keys.keys_within`."""
+    cdef uint64_t first, stop
+    if (
+        type(keys) is not list
+        or type(low) is not bytes
+        or type(high) is not bytes
+        or not as_number(<PyObject *>begin, &first)
+        or not as_number(<PyObject *>end, &stop)
+    ):
+        return python_keys_within(keys, begin, end, low, high)
+    cdef Py_ssize_t index, count = <Py_ssize_t>min(stop, <uint64_t>PyList_GET_SIZE(keys))
+    cdef PyObject *key
+    cdef list found = []
+    for index in range(<Py_ssize_t>min(first, <uint64_t>count), count):
+        if index + AHEAD < count:
+            prefetch(PyList_GET_ITEM(keys, index + AHEAD))
+        key = PyList_GET_ITEM(keys, index)
+        if type(<object>key) is not bytes:
+            return python_keys_within(keys, begin, end, low, high)
+        if order_of(<PyObject *>low, key) <= 0 and order_of(key, <PyObject *>high) < 0:
+            found.append(<object>key)
+    return found
 
 
 # -- records.encode_many

@@ -1,5 +1,7 @@
 /* Big-endian numbers, varints, and the crc32 of zlib. */
 
+#pragma once
+
 #include <stdint.h>
 #include <string.h>
 

@@ -17,12 +17,12 @@ Elsewhere: the map itself (`storage.aio.by_id`), building it (`recovery`).
 from __future__ import annotations
 
 import struct
-from bisect import bisect_left
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from struct import Struct
 from typing import Any, Final, NamedTuple, Protocol
 
 from millstream.errors import CorruptionError
+from millstream.storage.core.new_keys import KeyPage, NewKeys
 from millstream.storage.core.segment_files import Place
 from millstream.storage.core.summary import PartitionSummary
 
@@ -36,7 +36,6 @@ __all__ = [
     "ByIdValue",
     "Piece",
     "partition_prefix",
-    "rest_of_page",
 ]
 
 _VALUE: Final = Struct(">QII")
@@ -59,10 +58,6 @@ MERGED_KEYS_MAX: Final = 64 * 1024
 """Keys of one dictionary of merged changes."""
 BOUND_BYTES_MAX: Final = 300
 """Most bytes of a bound of a page: more than any key has, and at most what the map takes."""
-RUN_KEYS_MAX: Final = 8 * 1024
-"""Keys of one sorted run of what is recent."""
-SORTED_AT_ONCE_MAX: Final = 512
-"""Keys that one page sorts into a run, in some 0.2 ms; it compares the rest with its bounds."""
 PIECE_KEYS_MAX: Final = 1024
 """Keys put in one step: about a millisecond."""
 
@@ -124,7 +119,7 @@ class Recent:
 
     Columns are kept as they come and merged when they are asked for, so that a commit costs
     nothing per change; where many have come they are merged unasked, so that whoever asks first
-    does not hold the loop. Only new keys are put in order, since the others are in the map or in
+    does not hold the loop. Pages need only the new keys, since the others are in the map or in
     what is older.
     """
 
@@ -132,10 +127,9 @@ class Recent:
         "_columns",
         "_merged",
         "_merged_count",
-        "_runs",
         "_unmerged_changes",
-        "_unordered",
         "count",
+        "new_keys",
     )
 
     def __init__(self) -> None:
@@ -144,17 +138,15 @@ class Recent:
         """Oldest first; several, since one that grows large holds the loop by itself."""
         self._merged_count = 0
         self._unmerged_changes = 0
-        self._runs: list[list[bytes]] = []
-        """New keys, each list sorted."""
-        self._unordered: list[bytes] = []
-        """The other new keys."""
+        self.new_keys = NewKeys()
+        """Those that no older record may have; perhaps also some without a record here."""
         self.count = 0
         """Changes, those of one key counted each."""
 
     def add(self, keys: Sequence[bytes], seqnos: Sequence[int], new_keys: Sequence[bytes]) -> None:
         """Add the records of a commit; `new_keys`: keys that no older record may have."""
         self._columns.append((keys, seqnos))
-        self._unordered += new_keys
+        self.new_keys.add(new_keys)
         self.count += len(keys)
         self._unmerged_changes += len(keys)
         if self._unmerged_changes > UNMERGED_CHANGES_MAX:
@@ -167,13 +159,8 @@ class Recent:
         both = Recent()
         for keys, seqnos in (*earlier._columns, *self._columns):
             both.add(keys, seqnos, ())
-        both._runs = earlier._runs + self._runs
-        both._unordered = earlier._unordered + self._unordered
+        both.new_keys = self.new_keys.after(earlier.new_keys)
         return both
-
-    def add_new(self, keys: Iterable[bytes]) -> None:
-        """Put keys in order that are no longer in the map; also keys that have no record here."""
-        self._unordered += keys
 
     def seqno_of(self, key: bytes) -> int | None:
         """Return the seqno of the newest record of a key; in the thread that adds."""
@@ -191,31 +178,6 @@ class Recent:
                 self._merged.append({})
             self._merged[-1].update(zip(keys, seqnos, strict=True))
         self._merged_count, self._unmerged_changes = len(self._columns), 0
-
-    def ordered(self, low: bytes, high: bytes, count: int, *, descending: bool) -> list[bytes]:
-        """Return the first new keys of [low, high) of each run; in the thread that adds."""
-        self._order_some()
-        found: list[bytes] = []
-        for run in self._runs:
-            begin, end = bisect_left(run, low), bisect_left(run, high)
-            if descending:
-                begin = max(begin, end - count)
-            found += run[begin : min(end, begin + count)]
-        return found
-
-    def unordered(self, low: bytes, high: bytes) -> list[bytes]:
-        """Return all other new keys of [low, high)."""
-        return [key for key in self._unordered if low <= key < high]
-
-    def _order_some(self) -> None:
-        """Sort the newest keys; a run that is full is never sorted again."""
-        new = sorted(self._unordered[-SORTED_AT_ONCE_MAX:])
-        if not new:
-            return
-        del self._unordered[-SORTED_AT_ONCE_MAX:]
-        if self._runs and len(self._runs[-1]) + len(new) <= RUN_KEYS_MAX:
-            new = sorted(self._runs.pop() + new)
-        self._runs.append(new)
 
     def merged(self) -> dict[bytes, int]:
         """Return key -> seqno of its newest record; in any thread, while nothing is added."""
@@ -237,23 +199,6 @@ class ByIdBatch(NamedTuple):
     first_segment: int
     applied: Applied
     summaries: list[tuple[int, bytes]]
-
-
-def rest_of_page(
-    page: Sequence[bytes], low: bytes, high: bytes, count: int, *, descending: bool
-) -> tuple[bytes, bytes]:
-    """Return the bounds within which other keys of [low, high) belong on a page.
-
-    Args:
-        page: the first keys found so far, in order.
-        low: the range's begin.
-        high: its end, which is not in it.
-        count: how many keys the page has at most.
-        descending: whether the page begins at the end.
-    """
-    if len(page) < count:
-        return low, high
-    return (page[-1], high) if descending else (low, page[-1])
 
 
 def partition_prefix(partition_id: int) -> bytes:
@@ -356,30 +301,18 @@ class ById:
         """Return the first keys of [low, high) of a partition, in order; `count` at most.
 
         From its end if `descending`. Tombstones are included, perhaps also keys that are gone.
-        Costs what the page holds, once what waits for the map, and per recent new key one
-        comparison; each page sorts some of them (`SORTED_AT_ONCE_MAX`).
+        Costs what the page holds, once what waits for the map, and what `NewKeys` costs.
         """
         prefix = partition_prefix(partition_id)
         low, high = low[:BOUND_BYTES_MAX], high[:BOUND_BYTES_MAX]
-        found = set(self._map.page(prefix + low, prefix + high, count, descending=descending))
-        older = self._older_keys()
-        begin, end = bisect_left(older, prefix + low), bisect_left(older, prefix + high)
-        if descending:
-            begin = max(begin, end - count)
-        found.update(older[begin : min(end, begin + count)])
-        keys = {key[2:] for key in found}
-        recents = [
-            recent
-            for waits in (self._applying.recent, self._recent)
-            if (recent := waits.get(partition_id)) is not None
-        ]
-        for recent in recents:
-            keys.update(recent.ordered(low, high, count, descending=descending))
-        page = sorted(keys, reverse=descending)[:count]
-        low, high = rest_of_page(page, low, high, count, descending=descending)
-        for recent in recents:
-            page += recent.unordered(low, high)
-        return sorted(set(page), reverse=descending)[:count]
+        page = KeyPage(low, high, count, descending=descending)
+        found = self._map.page(prefix + low, prefix + high, count, descending=descending)
+        page.add([key[2:] for key in found])
+        page.add_sorted(self._older_keys(), prefix)
+        for waits in (self._applying.recent, self._recent):
+            if partition_id in waits:
+                waits[partition_id].new_keys.add_to(page)
+        return page.keys
 
     def _older_keys(self) -> list[bytes]:
         pending, changes = self.pending, self._applying.changes
@@ -490,7 +423,7 @@ class ById:
                 pass
         recent = self._recent.get(partition_id)
         if removals and recent is not None:
-            recent.add_new(key[2:] for key in removals)
+            recent.new_keys.add(key[2:] for key in removals)
 
     def fill(self, values: Mapping[bytes, ByIdValue | None]) -> None:
         """Apply values while the map is built anew."""

@@ -1,4 +1,4 @@
-"""The request loop and freezing, in Python and compiled: one history, one outcome."""
+"""The request loop, freezing and lists, in Python and compiled: one history, one outcome."""
 
 from __future__ import annotations
 
@@ -17,6 +17,7 @@ from millstream.kv.core.partition.partition import Partition
 from millstream.kv.core.session.session import DEFERRED_MAX
 from millstream.model.limits import KEY_BYTES_MAX, REQUESTS_PER_WAKEUP_MAX
 from millstream.model.partitions import partition_of
+from millstream.storage.core.new_keys import KeyPage
 from millstream.upr.core.source import Hold
 from millstream.wire.frames import seqno_of
 from millstream.wire.mcbp import Feature, Opcode, request
@@ -146,6 +147,14 @@ class World:
         else:
             partition.acknowledged.leave("b", self)
 
+    def page(self, low: bytes, high: bytes, purge_seqno: int) -> None:
+        """A list asks for what the log does not have."""
+        for partition in self.partitions:
+            queue = partition.queue
+            found = KeyPage(low, high, 3, descending=bool(purge_seqno))
+            queue.add_unflushed_keys(found, purge_seqno)
+            self.seen.append(found.keys)
+
     def shrink(self) -> None:
         """The queue may hold nothing: what is persisted goes."""
         for partition in self.partitions:
@@ -174,6 +183,7 @@ class World:
                     [e.key for e in partition.residents.ring],
                     partition.residents.memory.table_bytes,
                     {n: (b.frames, b.previous) for n, b in queue.blocks.items()},
+                    {n: (b.least, b.greatest) for n, b in queue.blocks.items()},
                     {n: [e.key for e in b.entries] for n, b in queue.blocks.items()},
                     (queue.high_seqno, queue.frozen_seqno, queue.floor, queue.frame_bytes),
                     (partition.last_cas, queue.holds.kept, queue.counters),
@@ -275,6 +285,9 @@ actions = st.lists(
         st.tuples(st.just(World.hold), st.tuples(st.integers(0, 3)), st.just({})),
         st.tuples(
             st.sampled_from(EVENTS), st.just(()), st.just({})
+        ),
+        st.tuples(
+            st.just(World.page), st.tuples(keys, keys, st.sampled_from([0, 0, 1, 3])), st.just({})
         ),
         st.tuples(
             st.just(World.flush), st.just(()), st.fixed_dictionaries({"is_durable": st.booleans()})
@@ -418,6 +431,9 @@ def test_so_they_do_over_many_changes() -> None:
             actions.append((World.hold, (dice.randrange(4),), {}))
         elif act < 10:
             actions.append((World.release, (), {}))
+        elif act < 14:
+            low, high = sorted(b"%d" % dice.randrange(400) for _ in range(2))
+            actions.append((World.page, (low, high, 0), {}))
         elif act == 10:
             actions.append((World.shrink, (), {}))
     check(actions)

@@ -1,6 +1,7 @@
 import random
 
 from millstream.storage.core import by_id as module
+from millstream.storage.core import new_keys
 from millstream.storage.core.by_id import Applied, ById, Recent
 from millstream.storage.core.segment_files import Place
 from millstream.storage.core.summary import PartitionSummary
@@ -217,8 +218,8 @@ def test_keys_are_found_by_what_they_begin_with_wherever_they_wait():
 
 
 def test_a_page_has_the_first_keys_of_all_that_is_known(monkeypatch):
-    monkeypatch.setattr(module, "RUN_KEYS_MAX", 8)
-    monkeypatch.setattr(module, "SORTED_AT_ONCE_MAX", 4)
+    monkeypatch.setattr(new_keys, "SLICE_KEYS", 8)
+    monkeypatch.setattr(new_keys, "LOOKS_MAX", 3)
     rng, by_id, known = random.Random(5), ById(DictMap()), set()
     for round_number in range(60):
         keys = [b"%03d" % rng.randrange(400) for _ in range(rng.randrange(1, 12))]
@@ -244,19 +245,14 @@ def test_a_page_has_the_first_keys_of_all_that_is_known(monkeypatch):
     assert by_id.page(1, b"x" * 9000, b"y" * 9000, 5, descending=False) == []
 
 
-def test_a_page_sorts_some_recent_keys_once_and_none_that_had_a_record(monkeypatch):
-    monkeypatch.setattr(module, "SORTED_AT_ONCE_MAX", 2)
-    recent = Recent()
-    recent.add([b"c", b"a", b"old", b"b"], [1, 2, 3, 4], [b"c", b"a", b"b"])
-    assert recent.ordered(b"", b"z", 9, descending=False) == [b"a", b"b"]
-    assert recent.unordered(b"", b"z") == [b"c"]
-    assert recent.unordered(b"", b"c") == recent.unordered(b"d", b"z") == []
-    assert recent.ordered(b"b", b"z", 1, descending=True) == [b"c"]
-    sorted_before = recent._runs[0]
-    assert recent.ordered(b"", b"z", 9, descending=False) == [b"a", b"b", b"c"]
-    assert recent._runs[0] is sorted_before
-    after = Recent().after(recent)
-    assert after.ordered(b"", b"z", 9, descending=False) == [b"a", b"b", b"c"]
+def test_a_page_of_both_batches_has_the_keys_that_could_not_be_applied():
+    by_id = ById(DictMap())
+    by_id.note(1, [b"c", b"a", b"old"], [1, 2, 3], [b"c", b"a"])
+    by_id.take(APPLIED, {})
+    by_id.note(1, [b"b"], [4], [b"b"])
+    assert by_id.page(1, b"", b"z", 9, descending=False) == [b"a", b"b", b"c"]
+    by_id.take(APPLIED, {})
+    assert by_id.page(1, b"b", b"z", 9, descending=True) == [b"c", b"b"]
 
 
 def test_a_key_whose_purged_record_leaves_the_map_stays_on_pages_if_it_was_written_again():

@@ -50,7 +50,7 @@ from millstream.model.lineage import born, decode, with_run
 from millstream.model.partitions import PartitionState
 from millstream.model.position import FailoverLog
 from millstream.model.sides import has_sidecar
-from millstream.storage.core.by_id import rest_of_page
+from millstream.storage.core.new_keys import KeyPage
 from millstream.storage.core.records import NOTHING_OWED, Owed
 from millstream.storage.core.store import FlushBatch
 from millstream.wire.frames import deletion, expiration, pack_mutation
@@ -265,10 +265,10 @@ class Partition(ReadCopy):
         In descending order from its end if `descending`. Tombstones are included, and perhaps keys
         that are gone.
         """
-        page = self._log.page(self.partition_id, low, high, count, descending=descending)
-        low, high = rest_of_page(page, low, high, count, descending=descending)
-        new_keys = self.queue.unflushed_keys(low, high, self.purge_seqno)
-        return sorted({*page, *new_keys}, reverse=descending)[:count] if new_keys else page
+        page = KeyPage(low, high, count, descending=descending)
+        page.add(self._log.page(self.partition_id, low, high, count, descending=descending))
+        self.queue.add_unflushed_keys(page, self.purge_seqno)
+        return page.keys
 
     # -- changing
 
@@ -350,9 +350,7 @@ class Partition(ReadCopy):
         block = queue.tail
         if seqno > queue.tail_end:
             block = queue.open_slot(seqno)
-        block.frames.append(frame)
-        block.entries.append(entry)
-        block.previous.append(old_seqno)
+        block.append(entry, frame, old_seqno)
         queue.high_seqno = seqno
         return frame
 

@@ -13,7 +13,9 @@ from __future__ import annotations
 from itertools import compress
 from typing import Final, NamedTuple
 
+from millstream import accelerated
 from millstream.kv.core.queue.entry import Entry
+from millstream.model.limits import KEY_BYTES_MAX
 from millstream.model.sides import has_sidecar, split
 from millstream.storage.core.records import ChangeColumns
 
@@ -22,6 +24,7 @@ __all__ = ["BITS", "BLOCK_SLOTS", "CLOSED", "NOTHING", "Block", "Entry", "Frozen
 BITS: Final = 10
 BLOCK_SLOTS: Final = 1 << BITS
 NOTHING: Final = b""
+_ABOVE_KEYS: Final = b"\xff" * (KEY_BYTES_MAX + 1)
 _NOBODY: Final = Entry(NOTHING, NOTHING, NOTHING)
 Item = tuple[Entry, bytes, int]
 """Entry, frame and previous seqno of a change that is in no slot."""
@@ -61,13 +64,28 @@ class Block:
     Entries and previous seqnos are for the flush: a full and durable block has none.
     """
 
-    __slots__ = ("_bytes_most", "entries", "frames", "previous")
+    __slots__ = ("_bytes_most", "entries", "frames", "greatest", "least", "previous")
 
     def __init__(self) -> None:
         self._bytes_most: int | None = None
         self.frames: list[bytes] = []
         self.entries: list[Entry] = []
         self.previous: list[int] = []
+        self.least, self.greatest = _ABOVE_KEYS, NOTHING
+        """All keys are within, perhaps those of blanked slots, too."""
+
+    def append(self, entry: Entry, frame: bytes, previous: int) -> None:
+        """Fill the next slot."""
+        self.frames.append(frame)
+        self.entries.append(entry)
+        self.previous.append(previous)
+        self._widen(entry.key)
+
+    def _widen(self, key: bytes) -> None:
+        if key < self.least:
+            self.least = key
+        if key > self.greatest:
+            self.greatest = key
 
     def pad(self, slots: int) -> None:
         """Skip seqnos that are no documents here: of counters, or below the floor."""
@@ -81,6 +99,7 @@ class Block:
         if slot >= len(self.frames):
             self.pad(slot + 1)
         self.entries[slot], self.frames[slot], self.previous[slot] = item
+        self._widen(item[0].key)
 
     def blank(self, begin: int, end: int) -> int:
         """Blank a range of slots; return the number of bytes that were in it."""
@@ -107,7 +126,27 @@ class Block:
         block.frames = self.frames[begin:]
         block.entries = self.entries[begin:]
         block.previous = self.previous[begin:]
+        block.least, block.greatest = self.least, self.greatest
         return block
+
+    def unlogged_keys(
+        self, begin: int, logged_seqno: int, purge_seqno: int, low: bytes, high: bytes
+    ) -> list[bytes]:
+        """Return the keys of [low, high) in slots from `begin` on that may have no other record.
+
+        Args:
+            begin: the first slot.
+            logged_seqno: the log has the records up to it.
+            purge_seqno: records up to it may have been purged.
+            low: the first key.
+            high: the end, which is not in the range.
+        """
+        slots = zip(self.entries[begin:], self.frames[begin:], self.previous[begin:], strict=False)
+        return [
+            entry.key
+            for entry, frame, previous in slots
+            if frame and not purge_seqno < previous <= logged_seqno and low <= entry.key < high
+        ]
 
     def frozen(self, begin: int, first: int) -> FrozenChanges:
         """Return what a flush takes of the slots from `begin` on, which is that of `first`."""
@@ -124,3 +163,5 @@ class Block:
 CLOSED: Final = Block()
 """A block that is never written to."""
 CLOSED.pad(BLOCK_SLOTS)
+
+accelerated.bind(Block, "unlogged_keys", Entry)

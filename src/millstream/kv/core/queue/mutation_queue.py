@@ -44,6 +44,7 @@ from millstream.kv.core.queue.blocks import (
 )
 from millstream.kv.core.queue.holds import Holds, Superseded
 from millstream.model.limits import PARTITIONS_DEFAULT, QUEUE_BYTES_MAX, QUEUE_SECONDS_MAX
+from millstream.storage.core.new_keys import KeyPage
 from millstream.upr.core.source import Reader
 
 __all__ = [
@@ -173,9 +174,7 @@ class MutationQueue:
         block = self.tail
         if seqno > self.tail_end:
             block = self.open_slot(seqno)
-        block.frames.append(frame)
-        block.entries.append(entry)
-        block.previous.append(previous)
+        block.append(entry, frame, previous)
         self.high_seqno = seqno
 
     def append_counter(
@@ -312,34 +311,30 @@ class MutationQueue:
 
     # -- readers
 
-    def unflushed_keys(self, low: bytes, high: bytes, purge_seqno: int) -> list[bytes]:
-        """Return the keys of [low, high) whose only change may not be in the log.
+    def add_unflushed_keys(self, page: KeyPage, purge_seqno: int) -> None:
+        """Put keys on a page whose only change may not be in the log.
 
-        O(changes not there). A key that has a record in the log is left out, unless that was
-        purged: records up to `purge_seqno` may have been.
+        Looks at the changes not there, but for those of blocks whose keys are all out of the
+        page's range. A key that has a record in the log is left out, unless that was purged:
+        records up to `purge_seqno` may have been.
         """
         logged_seqno = self.persisted_seqno
         after = logged_seqno + 1
-        found: list[bytes] = []
         for number in range(after >> BITS, (self.high_seqno >> BITS) + 1):
             block = self.blocks.get(number)
-            if block is not None:
+            if block is not None and page.may_have(block.least, block.greatest):
                 begin = max(0, after - (number << BITS))
-                slots = zip(
-                    block.entries[begin:], block.frames[begin:], block.previous[begin:],
-                    strict=False,
-                )  # fmt: skip
-                found += [
+                page.add(
+                    block.unlogged_keys(begin, logged_seqno, purge_seqno, page.low, page.high)
+                )
+            counters = self.counters.get(number)
+            if counters is not None:
+                page.add([
                     entry.key
-                    for entry, frame, previous in slots
-                    if not purge_seqno < previous <= logged_seqno and frame
-                ]
-            found += [
-                entry.key
-                for seqno, (entry, _, previous) in self.counters.get(number, {}).items()
-                if seqno >= after and not purge_seqno < previous <= logged_seqno
-            ]
-        return [key for key in found if low <= key < high]
+                    for seqno, (entry, _, previous) in counters.items()
+                    if seqno >= after and not purge_seqno < previous <= logged_seqno
+                    and page.low <= entry.key < page.high
+                ])  # fmt: skip
 
     def memory_slice(
         self, after: int, at: int, bytes_max: int, items_max: int

@@ -593,8 +593,8 @@ class KvSession:
 accelerated.bind(
     KvSession, "receive", Partition, MutationQueue, Block, Entry, Residents, Departed, Memory,
     REQUESTS_PER_WAKEUP_MAX, KEY_BYTES_MAX, VALUE_BYTES_MAX, ENTRY_BYTES, DEFERRED_MAX,
-    DEFERRED_BYTES_MAX,
-    also=(KvSession._answer, read_plain, delete_plain, stored_reply, store_durably,
-          Partition.store, Partition.delete, Partition._bury, absolute_expiry, Residents.add,
-          Residents._take, Residents.lacks, Departed.may_have, size_of),
+    DEFERRED_BYTES_MAX, also=(
+        KvSession._answer, read_plain, delete_plain, stored_reply, store_durably, Partition.store,
+        Partition.delete, Partition._bury, absolute_expiry, Block.append, Block._widen,
+        Residents.add, Residents._take, Residents.lacks, Departed.may_have, size_of),
 )  # fmt: skip

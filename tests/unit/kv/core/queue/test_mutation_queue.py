@@ -1,7 +1,10 @@
 from __future__ import annotations
 
+import random
+
 from millstream.kv.core.queue.mutation_queue import HISTORY_SHARE, SLOT_BYTES, Entry, MutationQueue
 from millstream.model.limits import QUEUE_SECONDS_MAX
+from millstream.storage.core.new_keys import KeyPage
 
 A, B, K, X, Y = (Entry(key, b"", b"lineage") for key in (b"a", b"b", b"k", b"x", b"y"))
 BLOCK_BYTES = 1024 * (100 + SLOT_BYTES)
@@ -252,7 +255,9 @@ def test_only_keys_that_the_log_does_not_have_are_named() -> None:
     queue = MutationQueue(0)
 
     def unflushed(low: bytes = b"", high: bytes = b"z", purge_seqno: int = 0) -> list[bytes]:
-        return sorted(queue.unflushed_keys(low, high, purge_seqno))
+        page = KeyPage(low, high, 9, descending=False)
+        queue.add_unflushed_keys(page, purge_seqno)
+        return page.keys
 
     queue.append(A, b"a1")
     queue.append_counter(X, b"x2")
@@ -269,3 +274,31 @@ def test_only_keys_that_the_log_does_not_have_are_named() -> None:
     assert unflushed(purge_seqno=2) == [b"a", b"x"]
     queue.append(Y, b"y6")
     assert unflushed() == [b"y"]
+
+
+def test_a_page_has_the_first_unflushed_keys_of_all_blocks_from_either_end() -> None:
+    dice, queue = random.Random(7), MutationQueue(0)
+    keys = [b"%04d" % number for number in range(5000)]
+    dice.shuffle(keys)
+    for key in keys:
+        queue.append(Entry(key, b"", b""), b"frame")
+    queue.freeze()
+    queue.trim(2000)
+    rest = sorted(keys[2000:])
+    for low, high in ((b"", b"z"), (b"1234", b"1300"), (b"4990", b"z"), (b"5", b"z")):
+        for descending in (False, True):
+            page = KeyPage(low, high, 20, descending=descending)
+            page.add([key for key in rest[:3] if low <= key < high])
+            queue.add_unflushed_keys(page, 0)
+            wanted = [key for key in rest if low <= key < high]
+            assert page.keys == sorted(wanted, reverse=descending)[:20]
+
+
+def test_a_block_whose_keys_are_out_of_a_pages_range_is_not_looked_into() -> None:
+    queue = MutationQueue(0)
+    queue.append(A, b"a1")
+    queue.append(B, b"b2")
+    queue.blocks[0].entries[2] = X  # nobody does
+    page = KeyPage(b"c", b"z", 9, descending=False)
+    queue.add_unflushed_keys(page, 0)
+    assert page.keys == []
