@@ -362,7 +362,8 @@ class Rig:
         count = 0
         for p in range(self.count):
             source, copy = self.source.bucket, self.copy.bucket
-            is_fenced = copy.partitions[p].last_branch > source.partitions[p].failover_log[0].branch
+            branch = source.partitions[p].failover_log[0].branch
+            is_fenced = copy.partitions[p].last_branch > branch
             known, told_ms = self.fenced_ms[p], copy.serving.told_ms[p]
             self.fenced_ms[p] = (self.now_ms if known is None else known) if is_fenced else None
             fenced_ms = self.fenced_ms[p]
