@@ -163,8 +163,8 @@ class _Host(HostDouble):
                     ends = (int.from_bytes(packet.extras[at : at + 8], "big") for at in (0, 8))
                     host.acknowledged.append(Ends(packet.vbucket, *ends))
                     assert host.acknowledged[-1].persisted <= host.acknowledged[-1].complete
-                    return
                 producer.on_packet(packet)
+                assert not producer.wants_close
                 session.emit(producer.take_replies())
 
         return Port()
@@ -187,6 +187,9 @@ class Rig:
         self.adopts: list[AdoptRecords] = []
         self.changes: list[ChangeState] = []
         self.taken_over: list[TakenOver] = []
+        self.now_ms = 0
+        self.fenced_ms: list[int | None] = [None] * count
+        """Since when copies have promised a larger branch than that of the source."""
         for p in range(count):
             self.source.set_state(p, ACTIVE)
             self.copy.set_state(p, REPLICA)
@@ -207,6 +210,11 @@ class Rig:
         for p in range(self.count):
             self.feed.follow(p)
         self.carry_out()
+
+    def hurry_noops(self) -> None:
+        """Have no-ops come ten times a second, as in a managed cluster."""
+        self.copy.bucket.serves_by_rights = True
+        self.connect()
 
     def write(self, p: int) -> None:
         rng, partition = self.rng, self.source.bucket.partitions[p]
@@ -250,6 +258,9 @@ class Rig:
         sent, self.to_source = self.to_source[:cut], self.to_source[cut:]
         self.to_copy += self.session.receive(sent, NOW) + self.session.take_output()
         if producer is not None:
+            self.now_ms += rng.randint(0, 60)
+            producer.on_tick(self.now_ms)
+            self.to_copy += producer.take_replies()
             producer.on_news()
             if (data := producer.produce()) is not None:
                 self.to_copy += data
@@ -259,7 +270,7 @@ class Rig:
         if self.to_copy and not (self.feed.is_full or self.feed.is_busy):
             cut = rng.randint(1, len(self.to_copy))
             data, self.to_copy = self.to_copy[:cut], self.to_copy[cut:]
-            self.feed.receive(data, 0)
+            self.feed.receive(data, self.now_ms)
             is_moved = True
         while self.feed.step() and rng.random() < 0.7:
             self.carry_out()
@@ -361,6 +372,26 @@ class Rig:
         is_complete = partition.queue.high_seqno == partition.high_seqno
         if is_complete and self.feed.is_streaming(p):
             assert self.copy.documents(p) == self.replay(p, partition.high_seqno)
+
+    def check_contact(self) -> int:
+        """The source counts no answer of a copy that had promised a larger branch before it.
+
+        And the copy says of none that it was longer ago. Return how many are told apart.
+        """
+        count = 0
+        for p in range(self.count):
+            source, copy = self.source.bucket, self.copy.bucket
+            branch = source.partitions[p].failover_log[0].branch
+            is_fenced = copy.partitions[p].last_branch > branch
+            known, told_ms = self.fenced_ms[p], copy.serving.told_ms[p]
+            self.fenced_ms[p] = (self.now_ms if known is None else known) if is_fenced else None
+            fenced_ms = self.fenced_ms[p]
+            for _, peer in source.serving._streams[p].values():
+                if peer.sent_ms is not None:
+                    assert fenced_ms is None or peer.sent_ms <= fenced_ms
+                    assert told_ms is None or peer.sent_ms <= told_ms
+                    count += fenced_ms is not None
+        return count
 
     def check_told(self, data: bytes) -> None:
         """What is acknowledged is a complete end, and in the log."""

@@ -5,8 +5,10 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import AsyncIterator
+from functools import partial
 from pathlib import Path
 
+import aiohttp
 import pytest
 
 from millstream.kv.aio.serving import ServingWatch
@@ -15,7 +17,9 @@ from millstream.kv.core.copies.takeover_stream import TakingFeed
 from millstream.model.bucket_map import BucketMap, NodeAddress
 from millstream.model.cluster_maps import DataRecord, MapKey
 from millstream.model.partitions import PartitionState
+from millstream.wire.mcbp import Opcode, Status
 from support.kv.log_double import new_bucket
+from support.kv.raw_client import RawClient
 from support.kv.two_engines import (
     BUCKET,
     PARTITIONS,
@@ -96,6 +100,37 @@ async def test_a_promise_of_the_follower_ends_the_contact_before_it_answers_agai
     assert bucket.serving.isolated == {0}, "with so long a window only the promise can end it"
     assert not bucket.may_serve_now(0)
     assert bucket.may_serve_now(2)
+
+
+async def test_both_protocols_refuse_what_may_not_be_served_and_serve_it_again(
+    two: TwoEngines,
+) -> None:
+    key = next(f"k{n}" for n in range(99) if two.owner(f"k{n}") is two.engines["a"])
+    two.put(key, {"n": 1})
+    bucket, engine = source_of(two), two.engines["a"]
+    vbucket = bucket.partition_for(key.encode()).partition_id
+    http = f"http://127.0.0.1:{port_of(engine, 'http')}/{BUCKET}/{key}"
+    await until(lambda: not bucket.serving.isolated)
+    assert await asked(http) == (200, None)
+    client = await asyncio.to_thread(RawClient, ("127.0.0.1", port_of(engine, "kv")), BUCKET)
+    ask = partial(asyncio.to_thread, client.ask)
+    assert (await ask(Opcode.GET, key=key.encode(), vbucket=vbucket)).status == Status.SUCCESS
+    await two.engines["b"].stop()
+    await until(lambda: bucket.serving.isolated)
+    assert await asked(http) == (503, "isolated")
+    for opcode, extras in ((Opcode.GET, b""), (Opcode.SET, bytes(8))):
+        found = await ask(opcode, key=key.encode(), vbucket=vbucket, extras=extras)
+        assert found.status == Status.ETMPFAIL
+    bucket.set_right(2**62, is_admitted=True)
+    assert await asked(http) == (200, None)
+    assert (await ask(Opcode.GET, key=key.encode(), vbucket=vbucket)).status == Status.SUCCESS
+    client.close()
+
+
+async def asked(url: str) -> tuple[int, str | None]:
+    """Return status and error of an answer."""
+    async with aiohttp.ClientSession() as session, session.get(url) as answer:
+        return answer.status, (await answer.json()).get("error")
 
 
 async def test_a_lease_ends_in_time_though_no_request_comes(

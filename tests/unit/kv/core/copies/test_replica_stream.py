@@ -465,6 +465,46 @@ def step(rig: Rig, rng: random.Random) -> None:
         rig.carry_out()
 
 
+def test_no_answer_counts_of_a_copy_that_had_promised_a_larger_branch() -> None:
+    seed, checks = random.randrange(2**32), 0
+    for number in range(SCHEDULES // 2):
+        rng = random.Random(f"{seed}/{number}")
+        rig = Rig(rng, 2, 100_000)
+        rig.hurry_noops()
+        try:
+            for _ in range(400):
+                contact_step(rig, rng)
+                checks += rig.check_contact()
+        except BaseException as error:
+            error.add_note(f"schedule {seed}/{number}")
+            raise
+    assert checks, "no copy that had promised was ever in contact"
+
+
+def contact_step(rig: Rig, rng: random.Random) -> None:
+    p, dice = rng.randrange(rig.count), rng.random()
+    copy, source = rig.copy.bucket.partitions[p], rig.source.bucket.partitions[p]
+    if dice < 0.7:
+        rig.exchange()
+    elif dice < 0.8:
+        rig.write(p)
+    elif dice < 0.86 and rig.waits:
+        rig.wait()
+    elif dice < 0.9 and rig.undos:
+        rig.undo()
+    elif dice < 0.93:
+        rig.flush_copy()
+    elif dice < 0.96:
+        rig.copy.promise(p, copy.last_branch + 1)
+        rig.feed.look(p)
+    elif dice < 0.99 and source.last_branch < copy.last_branch:
+        rig.source.promise(p, copy.last_branch)
+        rig.source.set_state(p, REPLICA)
+        rig.source.set_state(p, ACTIVE)
+    elif dice > 0.995:
+        rig.connect()
+
+
 def said(rig: Rig) -> list[tuple[int, int]]:
     """Return opcode and partition of what the copy's node sends now."""
     sent = b"".join(one.data for one in rig.feed.take_effects() if isinstance(one, Send))
@@ -545,6 +585,7 @@ def test_a_node_knows_when_its_copies_last_answered() -> None:
     rig = new_rig(2)
     rig.settle()
     bucket = rig.copy.bucket
+    bucket.serving.told_ms[:] = [None, None]
     assert bucket.quiet_ms(0) is None
     rig.feed.receive(NOOP, 700)
     assert (bucket.serving.quiet_ms(0, 1000), bucket.serving.quiet_ms(1, 1000)) == (300, 300)
