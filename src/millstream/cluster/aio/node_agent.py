@@ -11,7 +11,9 @@ Invariants:
    of the session, and the lease is shorter than its time-out.
 2. A beat that finds the element changed, marked as ending or gone is no answer: the node is out of
    step at once. Then the session is closed and another one is opened.
-3. Without the coordination service the node goes on, out of step; it tries again for ever.
+3. A node whose lease has lapsed is out of step, too. If a later beat is answered, the session has
+   lasted: then the node reads the state anew, is in step again, and has to be admitted again.
+4. Without the coordination service the node goes on, out of step; it tries again for ever.
 
 Elsewhere: orders (`cluster.aio.order_taker`), who may serve (`model.serving_rights`), what runs in
 the session beside it (`cluster.aio.orchestrator`).
@@ -103,6 +105,8 @@ class NodeAgent:
         self._ttl_ms = SESSION_TTL_MS
         self._tasks = Tasks()
         self._in_step = asyncio.Event()
+        self._is_answered, self._has_lapsed = asyncio.Event(), asyncio.Event()
+        """Whether the last beat was answered in time; the other one is its opposite."""
 
     def start(self) -> None:
         """Open sessions from now on."""
@@ -132,18 +136,12 @@ class NodeAgent:
 
     async def _session(self) -> None:
         """Open a session, and return, or raise, once it is over."""
-        loop = asyncio.get_running_loop()
-        lost: asyncio.Future[str] = loop.create_future()
-        heard: asyncio.Future[None] = loop.create_future()
+        lost: asyncio.Future[str] = asyncio.get_running_loop().create_future()
 
         def lose(why: str) -> None:
             if not lost.done():
                 self._leave()
                 lost.set_result(why)
-
-        def hear() -> None:
-            if not heard.done():
-                heard.set_result(None)
 
         seconds = min(self._ttl_ms / 1000, SESSION_S_MAX)
         tasks = Tasks()
@@ -152,34 +150,49 @@ class NodeAgent:
         ) as client:
             try:
                 number, version = await self._open(client)
-                beats = self._beat(client, version, hear, lose)
-                tasks.start(beats, name="beats of the session")
-                await asyncio.wait((lost, heard), return_when=asyncio.FIRST_COMPLETED)
-                if await self._synchronise(client, number) and not lost.done():
-                    self._enter(client, number)
-                    if self._lead is not None:
-                        tasks.start(
-                            self._lead_on(client, lose), name="campaign for the orchestrator"
-                        )
-                    self.problem = await lost
-                    _LOG.warning("this node is out of step with its cluster: %s", self.problem)
+                tasks.start(self._beat(client, version, lose), name="beats of the session")
+                work = self._keep_in_step(client, number, lost)
+                tasks.start(work, name="in step with the cluster")
+                if self._lead is not None:
+                    tasks.start(self._lead_on(client, lose), name="campaign for the orchestrator")
+                self.problem = await lost
+                _LOG.warning("this node is out of step with its cluster: %s", self.problem)
             finally:
                 self._leave()
                 await tasks.stop()
 
-    async def _synchronise(self, client: AsyncClient, number: int) -> bool:
-        """Read token and maps, after the session was opened; False: open it with other settings.
+    async def _keep_in_step(
+        self, client: AsyncClient, number: int, lost: asyncio.Future[str]
+    ) -> None:
+        """Be in step whenever beats are answered: the session has lasted all the time then."""
+        while True:
+            await self._is_answered.wait()
+            try:
+                await self._synchronise(client, number)
+            except MillstreamError as error:
+                if not lost.done():
+                    self._leave()
+                    lost.set_exception(error)
+                return
+            if self._is_answered.is_set() and not lost.done():
+                self._enter(client, number)
+            else:
+                self._leave()
+            await self._has_lapsed.wait()
+
+    async def _synchronise(self, client: AsyncClient, number: int) -> None:
+        """Read token and maps, after the session was opened.
 
         Raises:
+            UnavailableError: `other_time_out`: the session has to be opened with other settings.
             MillstreamError: a bucket could not follow the maps.
         """
         state = await read_state(client)
         self._check_member(state)
         if state.settings.session_ttl_ms != self._ttl_ms:
             self._ttl_ms = state.settings.session_ttl_ms
-            return False
+            raise UnavailableError("the time-out of sessions was changed", code="other_time_out")
         await self.taker.begin(number, state.token, maps_of(state))
-        return True
 
     def _enter(self, client: AsyncClient, number: int) -> None:
         self.client, self.problem = client, ""
@@ -189,7 +202,14 @@ class NodeAgent:
     def _leave(self) -> None:
         self.client, self.lease_ms = None, 0
         self._in_step.clear()
+        self._is_answered.clear()
+        self._has_lapsed.set()
         self.taker.leave()
+
+    def _lapse(self) -> None:
+        self._leave()
+        self.problem = "no beat was answered in time"
+        _LOG.warning("this node is out of step with its cluster: %s", self.problem)
 
     # ---- opening
 
@@ -244,13 +264,9 @@ class NodeAgent:
     # ---- while it lasts
 
     async def _beat(
-        self,
-        client: AsyncClient,
-        version: Version,
-        hear: Callable[[], None],
-        lose: Callable[[str], None],
+        self, client: AsyncClient, version: Version, lose: Callable[[str], None]
     ) -> None:
-        """Keep the lease until the session is over, or nobody answers."""
+        """Keep the lease until the session is over."""
         timer: asyncio.TimerHandle | None = None
         loop = asyncio.get_running_loop()
         try:
@@ -267,13 +283,16 @@ class NodeAgent:
                 if found.version != version:
                     return lose("the orchestrator ended the session")
                 ttl_ms = min(self._ttl_ms, client.raw.time_out_ms)
-                self.lease_ms = lease_until_ms(sent_ms, ttl_ms)
-                self.taker.set_lease(self.lease_ms)
-                hear()
+                left_ms = lease_until_ms(sent_ms, ttl_ms) - monotonic_ms()
+                if left_ms <= 0:
+                    continue  # it took too long: only the next one says that the session is there
                 if timer is not None:
                     timer.cancel()
-                left_ms = self.lease_ms - monotonic_ms()
-                timer = loop.call_later(left_ms / 1000, lose, "no beat was answered in time")
+                timer = loop.call_later(left_ms / 1000, self._lapse)
+                self.lease_ms = lease_until_ms(sent_ms, ttl_ms)
+                self.taker.set_lease(self.lease_ms)
+                self._has_lapsed.clear()
+                self._is_answered.set()
                 passed_ms = monotonic_ms() - sent_ms
                 await asyncio.sleep(max(0, SESSION_BEAT_MS - passed_ms) / 1000)
         except MillstreamError as error:

@@ -6,6 +6,7 @@ import asyncio
 from pathlib import Path
 
 import msgspec
+import pytest
 
 from millstream.cluster.aio.node_agent import monotonic_ms
 from millstream.cluster.aio.state_reader import execute
@@ -13,6 +14,7 @@ from millstream.cluster.core.elements import ORCHESTRATOR, live_path, to_json
 from millstream.cluster.core.settings import SESSION_TTL_MS, Settings
 from millstream.cluster.core.writes import end_session, put_members, put_settings
 from millstream.coordination.aio.client.async_client import AsyncClient
+from millstream.coordination.core.client.replies import Versioned
 from support.cluster.agents_in_loop import WAIT_S, members, record
 from support.coordination.coordinators import until
 
@@ -76,6 +78,30 @@ async def test_without_coordination_the_node_is_out_of_step_before_its_session_e
         await until(lambda: engine.lease_ms is None)
         assert monotonic_ms() < lease_ms + SESSION_TTL_MS
         assert "a" in (await here.state()).live
+
+
+async def test_a_session_that_has_outlasted_a_gap_of_beats_goes_on_and_is_admitted_anew(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async with members(tmp_path, {0: ("a",)}) as here:
+        await here.start("a")
+        engine, agent = here.engines["a"], here.agents["a"]
+        await until(lambda: engine.is_admitted)
+        client, may_go = agent.client, asyncio.Event()
+        assert client is not None
+        read = client.get
+
+        async def wait(path: str) -> Versioned:
+            await may_go.wait()
+            return await read(path)
+
+        monkeypatch.setattr(client, "get", wait)
+        await until(lambda: "in time" in agent.problem)
+        assert (engine.lease_ms, engine.is_admitted, agent.taker.boots) == (None, False, 0)
+        may_go.set()
+        await until(lambda: engine.is_admitted)
+        assert (agent.taker.boots, agent.problem) == (1, "")
+        assert (await here.state()).live["a"].boots == 1
 
 
 async def test_a_second_process_of_a_node_waits_for_the_end_of_the_first(tmp_path: Path) -> None:
