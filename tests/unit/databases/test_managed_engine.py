@@ -3,21 +3,31 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Sequence
 from pathlib import Path
 from typing import Any
 
 import pytest
 from msgspec.structs import replace
 
-from millstream.cluster.aio.local_engine import ClusterMaps
-from millstream.cluster.core.admission import Activate, Adopt, Promise, Remove, Step, TakeOver
+from millstream.cluster.aio.local_engine import ClusterMaps, LocalEngine
+from millstream.cluster.core.admission import (
+    Activate,
+    Adopt,
+    Freeze,
+    Promise,
+    Remove,
+    Step,
+    StopPart,
+    TakeOver,
+)
 from millstream.cluster.core.elements import Bucket, NodeRecord
 from millstream.cluster.core.orders import Place
+from millstream.cluster.core.reports import PartReport
 from millstream.cluster.core.settings import TAKE_OVERS_MAX, Settings
-from millstream.databases.managed_engine import ManagedEngine
-from millstream.errors import CorruptionError, UnavailableError
-from millstream.model.cluster_maps import DataMap, DataRecord, MapKey, next_data_map
+from millstream.databases.managed_engine import IndexStep, ManagedEngine
+from millstream.errors import ConditionError, CorruptionError, UnavailableError
+from millstream.model.cluster_maps import DataMap, DataRecord, IndexRecord, MapKey, next_data_map
 from millstream.model.partitions import PartitionState
 from millstream.vsr.core.versions import Version
 from support.cluster.managed_nodes import (
@@ -69,7 +79,8 @@ async def test_a_map_makes_the_bucket_and_replicas_where_it_places_them(
         [REPLICA] * 4, [REPLICA, REPLICA, ABSENT, REPLICA], [ABSENT, ABSENT, REPLICA, ABSENT]
     ]  # fmt: skip
     for node in cluster.nodes.values():
-        assert node.engine.keys() == {UUID: cluster.data_map.key}
+        engine: LocalEngine = node.engine
+        assert engine.keys() == {UUID: cluster.data_map.key}
         assert node.bucket.uuid == UUID
 
 
@@ -423,3 +434,56 @@ async def test_take_overs_go_on_in_the_background_some_at_a_time(tmp_path: Path)
     await until(lambda: len(begun) == 7)
     await engine.stop()
     await node.stop()
+
+
+async def test_rights_and_settings_are_passed_on(tmp_path: Path) -> None:
+    told: list[object] = []
+    node = ManagedNode("a", tmp_path / "a")
+    await node.start()
+
+    async def delete(_: str) -> None: ...
+
+    engine = ManagedEngine(
+        "a", node.buckets, tmp_path, delete=delete,
+        set_right=lambda lease_ms, is_admitted: told.append((lease_ms, is_admitted)),
+        set_settings=told.append,
+    )  # fmt: skip
+    engine.set_right(7, is_admitted=True)
+    engine.set_right(None, is_admitted=False)
+    engine.set_settings(Settings(moves=3))
+    assert told == [(7, True), (None, False), Settings(moves=3)]
+    assert engine.parts() == {}
+    assert engine.index_record(HERE) is None
+    await node.stop()
+
+
+async def test_steps_of_the_index_go_to_the_index(cluster: ManagedNodes, tmp_path: Path) -> None:
+    class Index:
+        def __init__(self) -> None:
+            self.steps: list[object] = []
+
+        def parts(self) -> dict[str, dict[int, PartReport]]:
+            return {UUID: {}}
+
+        def index_record(self, place: Place) -> IndexRecord | None:
+            return IndexRecord(MapKey(2, place.partition), None)
+
+        async def carry_out(self, bucket: str, steps: Sequence[IndexStep]) -> None:
+            self.steps += steps
+
+    async def delete(_: str) -> None: ...
+
+    index = Index()
+    buckets = cluster.nodes["a"].buckets
+    engine = ManagedEngine("a", buckets, tmp_path, delete=delete, index=index)
+    await engine.carry_out(UUID, [Freeze(HERE), Promise(HERE, 99, False, True), StopPart(HERE)])
+    assert index.steps == [Freeze(HERE), StopPart(HERE)]
+    assert cluster.nodes["a"].partition().last_branch == 99
+    assert engine.parts() == {UUID: {}}
+    assert engine.index_record(Place(UUID, 3)) == IndexRecord(MapKey(2, 3), None)
+    with pytest.raises(ConditionError) as caught:
+        await cluster.nodes["a"].engine.carry_out(UUID, [Freeze(HERE)])
+    assert caught.value.code == "not_indexed"
+    with pytest.raises(ConditionError) as caught:
+        await engine.carry_out("f" * 32, [Promise(Place("f" * 32, 0), 1, False, True)])
+    assert caught.value.code == "bucket_not_found"
