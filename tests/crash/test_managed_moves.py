@@ -10,7 +10,7 @@ import pytest
 
 from millstream.model.partitions import PartitionState
 from support.budget import budget
-from support.cluster.managed_nodes import ManagedNodes, keys_of, put
+from support.cluster.managed_engines import ManagedNodes, keys_of, put
 
 ACTIVE = PartitionState.ACTIVE
 NAMES = "abcd"

@@ -18,7 +18,7 @@ from millstream.errors import ConditionError, CorruptionError, MillstreamError, 
 from millstream.model.bucket_map import BucketMap, NodeAddress
 from millstream.model.cluster_maps import DataMap, DataRecord, MapKey
 from millstream.model.partitions import PartitionState
-from support.cluster.managed_nodes import HERE, UUID, ManagedNode, ManagedNodes, keys_of, put
+from support.cluster.managed_engines import HERE, UUID, ManagedNode, ManagedNodes, keys_of, put
 
 ACTIVE = PartitionState.ACTIVE
 

@@ -30,7 +30,7 @@ from millstream.errors import ConditionError, CorruptionError, UnavailableError
 from millstream.model.cluster_maps import DataMap, DataRecord, IndexRecord, MapKey, next_data_map
 from millstream.model.partitions import PartitionState
 from millstream.vsr.core.versions import Version
-from support.cluster.managed_nodes import (
+from support.cluster.managed_engines import (
     HERE,
     UUID,
     WAIT_S,
@@ -239,7 +239,7 @@ async def test_a_copy_with_an_older_record_takes_that_of_its_source(cluster: Man
 
 
 async def test_a_partition_is_handed_over_only_to_the_first_of_the_row_by_who_may_serve(
-    cluster: ManagedNodes,
+    cluster: ManagedNodes, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     await served(cluster)
     source, copy = cluster.nodes["a"], cluster.nodes["b"]
@@ -250,11 +250,11 @@ async def test_a_partition_is_handed_over_only_to_the_first_of_the_row_by_who_ma
     cluster.write(next_data_map(cluster.data_map, {0: moved}))
     for name in "abc":
         await cluster.give_maps(name)
-    source.bucket.rights = lambda _: False
-    with pytest.raises(UnavailableError, match="not taken over"):
-        await take(0)
+    with monkeypatch.context() as isolated:
+        isolated.setattr(source.bucket, "may_serve_now", lambda _: False)
+        with pytest.raises(UnavailableError, match="not taken over"):
+            await take(0)
     assert states(cluster, "a")[0] is ACTIVE
-    source.bucket.rights = lambda _: True
     await take(0)
     assert (states(cluster, "a")[0], states(cluster, "b")[0]) == (DEAD, ACTIVE)
 
@@ -436,27 +436,6 @@ async def test_take_overs_go_on_in_the_background_some_at_a_time(tmp_path: Path)
     await node.stop()
 
 
-async def test_rights_and_settings_are_passed_on(tmp_path: Path) -> None:
-    told: list[object] = []
-    node = ManagedNode("a", tmp_path / "a")
-    await node.start()
-
-    async def delete(_: str) -> None: ...
-
-    engine = ManagedEngine(
-        "a", node.buckets, tmp_path, delete=delete,
-        set_right=lambda lease_ms, is_admitted: told.append((lease_ms, is_admitted)),
-        set_settings=told.append,
-    )  # fmt: skip
-    engine.set_right(7, is_admitted=True)
-    engine.set_right(None, is_admitted=False)
-    engine.set_settings(Settings(moves=3))
-    assert told == [(7, True), (None, False), Settings(moves=3)]
-    assert engine.parts() == {}
-    assert engine.index_record(HERE) is None
-    await node.stop()
-
-
 async def test_steps_of_the_index_go_to_the_index(cluster: ManagedNodes, tmp_path: Path) -> None:
     class Index:
         def __init__(self) -> None:
@@ -470,6 +449,10 @@ async def test_steps_of_the_index_go_to_the_index(cluster: ManagedNodes, tmp_pat
 
         async def carry_out(self, bucket: str, steps: Sequence[IndexStep]) -> None:
             self.steps += steps
+
+        async def take_maps(self, *_: object) -> None: ...
+
+        def set_lease(self, lease_ms: int | None) -> None: ...
 
     async def delete(_: str) -> None: ...
 

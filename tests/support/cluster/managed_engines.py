@@ -8,6 +8,7 @@ from __future__ import annotations
 import asyncio
 import dataclasses
 import itertools
+import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
@@ -54,6 +55,7 @@ from support.cluster.scene import written
 UUID = "0123456789abcdef" * 2
 TOKEN = Version(1, 1, 9)
 WAIT_S = 30.0
+LEASE_MS = 3_600_000
 
 
 class ManagedNode:
@@ -80,6 +82,12 @@ class ManagedNode:
         loop = asyncio.get_running_loop()
         self.server = await loop.create_server(self.kv.kv_protocol, "127.0.0.1", self.kv_port)
         self.kv_port = self.server.sockets[0].getsockname()[1]
+        self.give_right()
+
+    def give_right(self) -> None:
+        """Have a lease for long; copies serve by it once the node is admitted."""
+        until_ms = time.monotonic_ns() // 1_000_000 + LEASE_MS
+        self.engine.set_right(until_ms, is_admitted=self.is_admitted)
 
     async def stop(self) -> None:
         await self.engine.stop()
@@ -122,6 +130,7 @@ class ManagedNode:
             rulings.append(judge_order(order, known))
         steps = [step for ruling in rulings for step in ruling.steps]
         self.is_admitted |= any(isinstance(step, Admit) for step in steps)
+        self.give_right()
         theirs = [step for step in steps if not isinstance(step, RaiseToken | Admit)]
         await self.engine.carry_out(UUID, theirs)
         after = self.engine.copies().get(UUID, {})
@@ -185,8 +194,8 @@ class ManagedNodes:
     async def start_again(self, name: str) -> None:
         """Start a node that died; it opens its next session."""
         node = self.nodes[name]
-        await node.start()
         node.boots, node.is_admitted = node.boots + 1, False
+        await node.start()
         self.up.add(name)
         self._set_live({**self.state.live, name: Live("i", {}, node.boots)})
         await self.give_maps(name)
