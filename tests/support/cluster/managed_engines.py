@@ -8,12 +8,13 @@ from __future__ import annotations
 import asyncio
 import dataclasses
 import itertools
+import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from millstream.access.users import UserStore
 from millstream.cluster.aio.local_engine import ClusterMaps
-from millstream.cluster.core.admission import Known, RaiseToken, Ruling, judge_order
+from millstream.cluster.core.admission import Admit, Known, RaiseToken, Ruling, judge_order
 from millstream.cluster.core.deciding import decide
 from millstream.cluster.core.elements import (
     PLAN,
@@ -54,6 +55,7 @@ from support.cluster.scene import written
 UUID = "0123456789abcdef" * 2
 TOKEN = Version(1, 1, 9)
 WAIT_S = 30.0
+LEASE_MS = 3_600_000
 
 
 class ManagedNode:
@@ -62,6 +64,8 @@ class ManagedNode:
     def __init__(self, name: str, path: Path) -> None:
         self.name, self.path = name, path
         self.kv_port = 0
+        self.boots, self.is_admitted = 1, True
+        """Its session."""
         self.dropped: list[str] = []
 
     async def start(self) -> None:
@@ -78,6 +82,12 @@ class ManagedNode:
         loop = asyncio.get_running_loop()
         self.server = await loop.create_server(self.kv.kv_protocol, "127.0.0.1", self.kv_port)
         self.kv_port = self.server.sockets[0].getsockname()[1]
+        self.give_right()
+
+    def give_right(self) -> None:
+        """Have a lease for long; copies serve by it once the node is admitted."""
+        until_ms = time.monotonic_ns() // 1_000_000 + LEASE_MS
+        self.engine.set_right(until_ms, is_admitted=self.is_admitted)
 
     async def stop(self) -> None:
         await self.engine.stop()
@@ -104,7 +114,8 @@ class ManagedNode:
 
     def report(self) -> NodeReport:
         copies = {uuid: dict(copies) for uuid, copies in self.engine.copies().items()}
-        return NodeReport(self.name, 1, True, copies)
+        broken = dict(self.engine.broken())
+        return NodeReport(self.name, self.boots, self.is_admitted, copies, broken=broken)
 
     async def obey(self, orders: Sequence[Order]) -> list[Reply]:
         """Judge orders and carry them out together, as the node agent does."""
@@ -113,12 +124,15 @@ class ManagedNode:
         for order in orders:
             copy = before.get(order.place.partition)
             known = Known(
-                "c1", self.name, 1, TOKEN, self.engine.record(order.place),
+                "c1", self.name, self.boots, TOKEN, self.engine.record(order.place),
                 copy if copy is not None and copy.is_there else None,
             )  # fmt: skip
             rulings.append(judge_order(order, known))
         steps = [step for ruling in rulings for step in ruling.steps]
-        await self.engine.carry_out(UUID, [s for s in steps if not isinstance(s, RaiseToken)])
+        self.is_admitted |= any(isinstance(step, Admit) for step in steps)
+        self.give_right()
+        theirs = [step for step in steps if not isinstance(step, RaiseToken | Admit)]
+        await self.engine.carry_out(UUID, theirs)
         after = self.engine.copies().get(UUID, {})
         return [
             ruling.refusal
@@ -136,6 +150,7 @@ class ManagedNodes:
 
     def __init__(self, path: Path, rows: tuple[Row, ...], names: str = "abc") -> None:
         self.nodes = {name: ManagedNode(name, path / name) for name in names}
+        self.up = set(names)
         self.memory, self.now = Memory(), itertools.count(10_000, 1000)
         key = MapKey(2, 1)
         records = tuple(DataRecord(key, None, 0, (row,)) for row in rows)
@@ -167,8 +182,27 @@ class ManagedNodes:
             await self.give_maps(name)
 
     async def stop(self) -> None:
-        for node in self.nodes.values():
-            await node.stop()
+        for name in sorted(self.up):
+            await self.nodes[name].stop()
+
+    async def kill(self, name: str) -> None:
+        """Have a node die; its session ends at once."""
+        self.up.discard(name)
+        self._set_live({key: one for key, one in self.state.live.items() if key != name})
+        await self.nodes[name].kill()
+
+    async def start_again(self, name: str) -> None:
+        """Start a node that died; it opens its next session."""
+        node = self.nodes[name]
+        node.boots, node.is_admitted = node.boots + 1, False
+        await node.start()
+        self.up.add(name)
+        self._set_live({**self.state.live, name: Live("i", {}, node.boots)})
+        await self.give_maps(name)
+
+    def _set_live(self, live: dict[str, Live]) -> None:
+        boots = {name: node.boots for name, node in self.nodes.items()}
+        self.state = dataclasses.replace(self.state, live=live, boots=boots)
 
     @property
     def data_map(self) -> DataMap:
@@ -193,27 +227,36 @@ class ManagedNodes:
     def write(self, data_map: DataMap) -> None:
         self.state = dataclasses.replace(self.state, data={UUID: data_map})
 
+    def arrives(self) -> bool:
+        """Return whether an order, or a map that is pushed, arrives."""
+        return True
+
     async def step(self) -> Decision:
         """Ask all nodes, decide, send the orders, write, and push maps."""
-        for node in self.nodes.values():
-            self.memory.hear(node.report())
+        for name, node in self.nodes.items():
+            if name in self.up:
+                self.memory.hear(node.report())
+            else:
+                self.memory.miss(name)
         now_ms = next(self.now)
         view = View(
-            min(self.nodes), TOKEN, self.state, True, frozenset(self.nodes), now_ms,
+            min(self.up), TOKEN, self.state, True, frozenset(self.up), now_ms,
             1_000_000 + now_ms, 0, 7,
         )  # fmt: skip
         decision = decide(view, self.memory)
-        for name, node in self.nodes.items():
-            orders = [order for order in decision.orders if order.to == name]
+        for name in sorted(self.up):
+            node = self.nodes[name]
+            orders = [one for one in decision.orders if one.to == name and self.arrives()]
             self.seen += [(order.kind, name) for order in orders]
             for order, reply in zip(orders, await node.obey(orders), strict=True):
                 self.memory.take(order, reply, now_ms)
         content = written(decision.write, map_path(UUID))
         if content is not None:
             self.write(data_map_from_json(content))
-            for name, node in self.nodes.items():
-                if node.engine.keys()[UUID] < self.data_map.key:
-                    await self.give_maps(name)
+        for name in sorted(self.up):
+            is_older = self.nodes[name].engine.keys()[UUID] < self.data_map.key
+            if is_older and self.arrives():
+                await self.give_maps(name)
         return decision
 
     async def until(self, is_so: Callable[[], object]) -> None:

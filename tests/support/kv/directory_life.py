@@ -1,7 +1,8 @@
 """One life of a data directory, ended before each effect: `python -m support.kv.directory_life
 DIR`.
 
-A life makes a node, a bucket, a setting in its local documents and a user, and deletes the bucket.
+A life makes a node, a bucket, a setting in its local documents and a user, adopts records for
+another bucket, and deletes the first.
 Another process goes through it and is ended before effect number n, for each n. Then the directory
 is opened twice: all buckets must be served, and what was answered must be there. Prints the number
 of effects.
@@ -16,9 +17,13 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+from millstream.data_directory.map_file import AdoptedMap
+from millstream.model.bucket_map import NodeAddress
+from millstream.model.cluster_maps import DataMap, DataRecord, MapKey
 from millstream.model.limits import UINT64_MAX
 from millstream.node.embedded import Node
 
+A = (NodeAddress("a", "127.0.0.1", 1, 2),)
 EFFECTS = ("replace", "rename", "mkdir", "unlink", "rmdir", "fsync", "ftruncate")
 """Functions of `os` that change a directory, or make it durable."""
 
@@ -50,6 +55,16 @@ async def live(path: Path, say: Callable[[str], None]) -> None:
         say("created")
         await engine._buckets.running["x"].local.set("name", b"value")
         say("set")
+        kept = engine._buckets.running["kept"].bucket.uuid
+        for revision in (1, 2):
+            record = DataRecord(MapKey(2, revision), "a", 0, (("a",),))
+            data_map = DataMap(record.at, kept, (record,))
+            await engine._buckets.take_map("kept", 1, AdoptedMap("c", "a", A, data_map, (record,)))
+            say(f"managed{revision}")
+        adopted = engine._buckets.adopted("kept")
+        assert adopted is not None
+        await adopted.adopt({0: DataRecord(MapKey(2, 3), "a", 0, (("a",),))})
+        say("managed3")
         await asyncio.to_thread(engine.users.put, "ada", "secret")
         say("user")
         say("deleting")
@@ -72,6 +87,10 @@ async def look(path: Path, said: list[str]) -> None:
         if "set" in said and "x" in statuses:
             local = node.engine._buckets.running["x"].local
             assert local.setting("name") == b"value", said
+        managed = max((int(word[-1]) for word in said if word.startswith("managed")), default=0)
+        record = node.engine._buckets.running["kept"].bucket.record(0) if managed else None
+        assert record is None or record.at.revision >= managed, said
+        assert bool(managed) == (record is not None), said
         if "user" in said:
             assert node.engine.users.names == ["ada"], said
 

@@ -3,21 +3,31 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Sequence
 from pathlib import Path
 from typing import Any
 
 import pytest
 from msgspec.structs import replace
 
-from millstream.cluster.aio.local_engine import ClusterMaps
-from millstream.cluster.core.admission import Activate, Adopt, Promise, Remove, Step, TakeOver
+from millstream.cluster.aio.local_engine import ClusterMaps, LocalEngine
+from millstream.cluster.core.admission import (
+    Activate,
+    Adopt,
+    Freeze,
+    Promise,
+    Remove,
+    Step,
+    StopPart,
+    TakeOver,
+)
 from millstream.cluster.core.elements import Bucket, NodeRecord
 from millstream.cluster.core.orders import Place
+from millstream.cluster.core.reports import PartReport
 from millstream.cluster.core.settings import TAKE_OVERS_MAX, Settings
-from millstream.databases.managed_engine import ManagedEngine
-from millstream.errors import CorruptionError, UnavailableError
-from millstream.model.cluster_maps import DataMap, DataRecord, MapKey, next_data_map
+from millstream.databases.managed_engine import IndexStep, ManagedEngine
+from millstream.errors import ConditionError, CorruptionError, UnavailableError
+from millstream.model.cluster_maps import DataMap, DataRecord, IndexRecord, MapKey, next_data_map
 from millstream.model.partitions import PartitionState
 from millstream.vsr.core.versions import Version
 from support.cluster.managed_engines import (
@@ -69,7 +79,8 @@ async def test_a_map_makes_the_bucket_and_replicas_where_it_places_them(
         [REPLICA] * 4, [REPLICA, REPLICA, ABSENT, REPLICA], [ABSENT, ABSENT, REPLICA, ABSENT]
     ]  # fmt: skip
     for node in cluster.nodes.values():
-        assert node.engine.keys() == {UUID: cluster.data_map.key}
+        engine: LocalEngine = node.engine
+        assert engine.keys() == {UUID: cluster.data_map.key}
         assert node.bucket.uuid == UUID
 
 
@@ -228,7 +239,7 @@ async def test_a_copy_with_an_older_record_takes_that_of_its_source(cluster: Man
 
 
 async def test_a_partition_is_handed_over_only_to_the_first_of_the_row_by_who_may_serve(
-    cluster: ManagedNodes,
+    cluster: ManagedNodes, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     await served(cluster)
     source, copy = cluster.nodes["a"], cluster.nodes["b"]
@@ -239,11 +250,11 @@ async def test_a_partition_is_handed_over_only_to_the_first_of_the_row_by_who_ma
     cluster.write(next_data_map(cluster.data_map, {0: moved}))
     for name in "abc":
         await cluster.give_maps(name)
-    source.bucket.rights = lambda _: False
-    with pytest.raises(UnavailableError, match="not taken over"):
-        await take(0)
+    with monkeypatch.context() as isolated:
+        isolated.setattr(source.bucket, "may_serve_now", lambda _: False)
+        with pytest.raises(UnavailableError, match="not taken over"):
+            await take(0)
     assert states(cluster, "a")[0] is ACTIVE
-    source.bucket.rights = lambda _: True
     await take(0)
     assert (states(cluster, "a")[0], states(cluster, "b")[0]) == (DEAD, ACTIVE)
 
@@ -423,3 +434,39 @@ async def test_take_overs_go_on_in_the_background_some_at_a_time(tmp_path: Path)
     await until(lambda: len(begun) == 7)
     await engine.stop()
     await node.stop()
+
+
+async def test_steps_of_the_index_go_to_the_index(cluster: ManagedNodes, tmp_path: Path) -> None:
+    class Index:
+        def __init__(self) -> None:
+            self.steps: list[object] = []
+
+        def parts(self) -> dict[str, dict[int, PartReport]]:
+            return {UUID: {}}
+
+        def index_record(self, place: Place) -> IndexRecord | None:
+            return IndexRecord(MapKey(2, place.partition), None)
+
+        async def carry_out(self, bucket: str, steps: Sequence[IndexStep]) -> None:
+            self.steps += steps
+
+        async def take_maps(self, *_: object) -> None: ...
+
+        def set_lease(self, lease_ms: int | None) -> None: ...
+
+    async def delete(_: str) -> None: ...
+
+    index = Index()
+    buckets = cluster.nodes["a"].buckets
+    engine = ManagedEngine("a", buckets, tmp_path, delete=delete, index=index)
+    await engine.carry_out(UUID, [Freeze(HERE), Promise(HERE, 99, False, True), StopPart(HERE)])
+    assert index.steps == [Freeze(HERE), StopPart(HERE)]
+    assert cluster.nodes["a"].partition().last_branch == 99
+    assert engine.parts() == {UUID: {}}
+    assert engine.index_record(Place(UUID, 3)) == IndexRecord(MapKey(2, 3), None)
+    with pytest.raises(ConditionError) as caught:
+        await cluster.nodes["a"].engine.carry_out(UUID, [Freeze(HERE)])
+    assert caught.value.code == "not_indexed"
+    with pytest.raises(ConditionError) as caught:
+        await engine.carry_out("f" * 32, [Promise(Place("f" * 32, 0), 1, False, True)])
+    assert caught.value.code == "bucket_not_found"
