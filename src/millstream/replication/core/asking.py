@@ -57,9 +57,9 @@ Side = Literal["source", "target"]
 PASSING: Final = frozenset((
     "ambiguous", "blob_missing", "bucket_failed", "busy", "design_differs", "disk_error",
     "disk_failed", "disk_full", "internal_error", "internal_server_error", "isolated",
-    "majority_awaited", "majority_impossible", "majority_unknown", "node_failed", "not_my_partition", "rolled_back",
-    "service_unavailable", "stopping", "temporarily_unavailable", "timeout", "unavailable",
-    "unreachable",
+    "majority_awaited", "majority_impossible", "majority_unknown", "node_failed",
+    "not_my_partition", "rolled_back", "service_unavailable", "stopping",
+    "temporarily_unavailable", "timeout", "unavailable", "unreachable",
 ))  # fmt: skip
 """Codes that an answer has for a single document which may go well later."""
 STUMBLED: Final = frozenset(("blob_missing", "internal_server_error", "internal_error"))
