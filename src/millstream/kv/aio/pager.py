@@ -235,8 +235,8 @@ class Pager:
             self._bucket.changed()
 
     def _next_due(self, partition: Partition) -> bytes | None:
-        if partition.state != PartitionState.ACTIVE:
-            return None
+        if partition.refusal is not None or partition.unserved:
+            return None  # it stays in the index
         return partition.expiries.next_due(self._now_ns() // _SECOND_NS)
 
     async def _fill_indexes(self) -> None:

@@ -13,7 +13,9 @@ from millstream.kv.aio import pager as pager_module
 from millstream.kv.aio.pager import NoExpiries, Pager
 from millstream.kv.core.bucket import Bucket
 from millstream.kv.core.partition.partition import Partition
+from millstream.model.cluster_maps import DataRecord, MapKey
 from millstream.model.partitions import PartitionState
+from millstream.model.serving_rights import Isolation
 from millstream.wire.frames import change_of
 from millstream.wire.mcbp import Opcode
 from support.kv.log_double import NOW, SECOND, LogDouble, items_of, new_bucket, new_partition
@@ -151,6 +153,27 @@ async def test_only_active_copies_expire_documents(make_pager: MakePager, clock:
     assert opcode(replica, b"b") == Opcode.DCP_MUTATION
     replica.state = PartitionState.ACTIVE
     await told(bucket, lambda: replica.expired_total == 1)
+
+
+@pytest.mark.parametrize("isolation", ["stop", "read_only"])
+async def test_a_copy_that_may_not_serve_expires_its_documents_later(
+    make_pager: MakePager, clock: Clock, isolation: Isolation
+) -> None:
+    bucket = new_bucket()
+    alone, shared = (DataRecord(MapKey(2, 1), "a", 1, (row,)) for row in (("a",), ("a", "b")))
+    bucket.set_rules(500, isolation)
+    bucket.manage("a", lambda p: shared if p else alone)
+    make_pager(bucket)
+    free, isolated = bucket.partitions[:2]
+    for partition in (isolated, free):
+        put(partition, b"k", NOW_S + 5)
+    clock.now_ns += 5 * SECOND
+    await told(bucket, lambda: free.expired_total == 1)
+    put(free, b"again", NOW_S + 5)
+    await told(bucket, lambda: free.expired_total == 2)
+    assert isolated.expired_total == 0
+    bucket.set_right(10**9, is_admitted=True)
+    await told(bucket, lambda: isolated.expired_total == 1)
 
 
 async def test_others_run_between_two_steps(
