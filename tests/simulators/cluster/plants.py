@@ -256,7 +256,7 @@ PLANTS: Final[dict[str, Plant]] = {
         ),
     ),
     "a fence leaves the old copy active": Plant(
-        73, ((admission, "_copy_ruling", _fences_softly),)
+        21, ((admission, "_copy_ruling", _fences_softly),)
     ),
     "older records replace newer ones": Plant(
         17, ((admission, "is_news", lambda record, known: record != known),)
@@ -267,7 +267,7 @@ PLANTS: Final[dict[str, Plant]] = {
         185, ((fail_over, "judge_rows", lambda rows, told: _JUDGE_ROWS(rows[-1:], told)),)
     ),
     "only the old active copy must promise": Plant(
-        27,
+        38,
         (
             (
                 fail_over,
@@ -291,13 +291,13 @@ PLANTS: Final[dict[str, Plant]] = {
     ),
     "every promotion is safe": Plant(20, ((fail_over, "is_allowed", lambda *facts: True),)),
     "the branch of the record may fall": Plant(
-        20, ((fail_over, "serving_copy", _serving_by_promises),)
+        157, ((fail_over, "serving_copy", _serving_by_promises),)
     ),
     "nobody cares what readers have heard": Plant(
         0, ((deciding, "is_heard_above", lambda memory, place, chosen: False),)
     ),
     "silent nodes are dead without coordination": Plant(
-        18, ((deciding, "Step", _without_coordination),)
+        29, ((deciding, "Step", _without_coordination),)
     ),
     "a node is admitted with copies that were replaced": Plant(
         3, ((fail_over, "_is_admissible", _admits_replaced),)
