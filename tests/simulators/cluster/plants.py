@@ -267,7 +267,7 @@ PLANTS: Final[dict[str, Plant]] = {
         185, ((fail_over, "judge_rows", lambda rows, told: _JUDGE_ROWS(rows[-1:], told)),)
     ),
     "only the old active copy must promise": Plant(
-        27,
+        38,
         (
             (
                 fail_over,
@@ -297,7 +297,7 @@ PLANTS: Final[dict[str, Plant]] = {
         0, ((deciding, "is_heard_above", lambda memory, place, chosen: False),)
     ),
     "silent nodes are dead without coordination": Plant(
-        18, ((deciding, "Step", _without_coordination),)
+        29, ((deciding, "Step", _without_coordination),)
     ),
     "a node is admitted with copies that were replaced": Plant(
         3, ((fail_over, "_is_admissible", _admits_replaced),)

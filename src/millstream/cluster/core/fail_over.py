@@ -29,7 +29,11 @@ from millstream.cluster.core.quorums import (
     promises_enough,
     serving_copy,
 )
-from millstream.cluster.core.settings import BRANCH_TRY_DOUBLINGS_MAX, BRANCH_TRY_MS
+from millstream.cluster.core.settings import (
+    BRANCH_TRY_DOUBLINGS_MAX,
+    BRANCH_TRY_MS,
+    HAND_OVER_MS,
+)
 from millstream.cluster.core.step import Step
 from millstream.model.cluster_maps import DataRecord
 from millstream.model.partitions import PartitionState
@@ -115,6 +119,8 @@ def _begin(step: Step, place: Place, record: DataRecord, *, is_afresh: bool) -> 
     is_new = place not in memory.begun
     if is_new and not is_afresh and serving_copy(record, answers) is not None:
         return None
+    if is_new and not is_afresh and _is_handed_over(step, place, record):
+        return None
     if is_new and not is_afresh and not _may_replace(step, record):
         return None
     waited = [name for name in _askable(step, record) if name not in answers]
@@ -137,6 +143,16 @@ def _begin(step: Step, place: Place, record: DataRecord, *, is_afresh: bool) -> 
     for name in record.voters:
         step.order("promise", name, place, record, branch=branch)
     return None
+
+
+def _is_handed_over(step: Step, place: Place, record: DataRecord) -> bool:
+    """Return whether a take-over explains that nobody serves: both its nodes answer."""
+    asked_ms = step.memory.handed.get(place)
+    return (
+        asked_ms is not None
+        and step.view.now_ms - asked_ms < HAND_OVER_MS
+        and {record.active, record.row[0]} <= step.view.answered
+    )
 
 
 def _askable(step: Step, record: DataRecord) -> list[str]:

@@ -94,6 +94,8 @@ class Memory:
     """The last branch that was asked for."""
     made: dict[Place, int] = field(default_factory=dict)
     """Branch of a promotion that this reign saw through."""
+    handed: dict[Place, int] = field(default_factory=dict)
+    """When a take-over was last asked for."""
     unreached: dict[str, int] = field(default_factory=dict)
     """Nodes with a session that something waits for, and since when they have not answered."""
     stopped: dict[Place, Stopped] = field(default_factory=dict)

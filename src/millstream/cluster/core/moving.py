@@ -209,6 +209,7 @@ class Moves:
             if first is not None and self.take_overs[first] < TAKE_OVERS_MAX:
                 self.take_overs[first] += 1
                 self.step.order("take_over", first, place, record)
+                self.step.memory.handed[place] = self.step.view.now_ms
             return None
         if self._may_leave(place, record, mine):
             return replace(record, rows=record.rows[-1:])

@@ -24,6 +24,7 @@ __all__ = [
     "COORDINATORS",
     "FAILED_MS_MIN",
     "FREEZE_WITHIN_SEQNOS",
+    "HAND_OVER_MS",
     "LOCK_TTL_MS",
     "ORDER_MS_MAX",
     "PART_STOPPED_MS_MAX",
@@ -65,6 +66,9 @@ FREEZE_WITHIN_SEQNOS: Final = 1000
 """An index part that is handed over stops indexing when the new one is so near."""
 PART_STOPPED_MS_MAX: Final = 2000
 """If a new index part has not caught up for so long, the old one goes on."""
+HAND_OVER_MS: Final = 2000
+"""A partition that is being taken over is served by nobody for a moment. It is promoted only if
+that lasts so long."""
 TAKE_OVERS_MAX: Final = 4
 """Number of partitions that one node takes over concurrently."""
 STALLED_AFTER_MS: Final = 600_000

@@ -11,7 +11,7 @@ from msgspec.structs import replace
 from millstream.cluster.core.elements import Plan
 from millstream.cluster.core.moving import Moves, valid_plan
 from millstream.cluster.core.reports import no_copy
-from millstream.cluster.core.settings import TAKE_OVERS_MAX, Settings
+from millstream.cluster.core.settings import HAND_OVER_MS, TAKE_OVERS_MAX, Settings
 from millstream.model.cluster_maps import ROWS_MAX, DataMap, DataRecord, MapKey
 from millstream.model.rows import Row
 from support.cluster.scene import (
@@ -142,6 +142,34 @@ def test_more_replicas_are_another_row() -> None:
     record = written(scene)
     assert record is not None
     assert record.rows == (("a", "b"), ("a", "b", "c"))
+
+
+def handed() -> Scene:
+    """`b` was asked to take the partition over from `a`, and nobody serves it now."""
+    scene = planned(Scene(("a", "b"), ("b", "a"), **JOINT), ("b", "a"))
+    assert kinds(scene.decide().orders) == [("take_over", "b")]
+    scene.hear("a", copy_report(DEAD))
+    return scene
+
+
+def test_a_take_over_under_way_is_no_reason_for_a_promotion() -> None:
+    scene = handed()
+    assert scene.decide().orders == []
+    scene.hear("b", copy_report(ACTIVE))
+    record = written(scene)
+    assert record is not None
+    assert (record.active, record.branch) == ("b", 1)
+
+
+def test_a_take_over_that_lasts_or_has_lost_a_node_ends_in_a_promotion() -> None:
+    scene = handed()
+    scene.now_ms += HAND_OVER_MS
+    assert kinds(scene.decide().orders) == [("promise", "a"), ("promise", "b")]
+    scene = handed()
+    scene.lose("a")
+    scene.set_node("a", state="failed", by="hard", boots=1)
+    scene.set(settings=Settings(auto_failover_allow_loss=True))
+    assert ("promise", "b") in kinds(scene.decide().orders)
 
 
 def test_rows_in_force_are_bounded() -> None:
