@@ -18,7 +18,9 @@ import pytest
 from millstream.cli.main import EXIT_FAILED
 from millstream.cli.serving import cluster_up
 from millstream.client.http import HttpClient
+from millstream.errors import UnavailableError
 from millstream.model.addresses import parse_address
+from support.node.waiting import until
 
 READY_S = 240.0
 STOP_S = 40.0
@@ -53,6 +55,13 @@ def asked(node: dict[str, Any], method: str, path: str, content: Any = None) -> 
     host, port = parse_address(node["http"], default_port=0)
     http = HttpClient(host, port, user=None, password="", tls=None, timeout_s=READY_S)
     return http.request(method, path, content)
+
+
+def is_served(node: dict[str, Any]) -> bool:
+    try:
+        return bool(asked(node, "GET", "/default"))
+    except UnavailableError:
+        return False
 
 
 def test_addresses_are_shown_whole_however_narrow_the_window_is(
@@ -97,7 +106,7 @@ def test_it_goes_on_while_a_majority_lives_and_says_so(tmp_path: Path) -> None:
         told = next(line for line in process.stderr if b"has stopped" in line).decode()
         assert f"node {nodes[2]['pid']} has stopped with code -9" in told
         assert f"millstream serve --data {nodes[2]['data']} " in told
-        asked(nodes[0], "GET", "/default")
+        until(lambda: is_served(nodes[0]))
         assert process.poll() is None
         os.kill(nodes[1]["pid"], signal.SIGKILL)
         process.wait(STOP_S)
