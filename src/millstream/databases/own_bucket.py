@@ -4,6 +4,7 @@ Invariants:
 1. Only persisted design documents are described; while a new version is not persisted, the
    previous one is.
 2. If this node has no copy of a design document's partition, the answers of other nodes count.
+   Until one answers, what was known stays: a copy that moves away must not cost an index.
 3. `revision` changes whenever the description of the bucket may have changed.
 
 Elsewhere: sending the description (`node.indexes`, `databases.shared_answers`), asking other nodes
@@ -58,6 +59,11 @@ class OwnBucket:
         self._warming: set[int] = set()
         """Replicas that are indexed because they are about to become active here."""
         self._persisted: dict[str, SharedDesign] = {}
+        self._described: dict[str, SharedDesign] = {}
+        """The design documents that were described last, without those that other nodes reported
+        before a copy of their partition came here."""
+        self._own: frozenset[str] = frozenset()
+        """Those of them that were read from a copy here."""
         self.elsewhere: Mapping[str, SharedDesign] = {}
         """Name -> design document, by the last answers of other nodes."""
         self._heard: frozenset[int] = frozenset()
@@ -90,6 +96,12 @@ class OwnBucket:
     def changed(self) -> None:
         """The description has changed."""
         self._count += 1
+        lacking, count = self.lacking(), self.bucket.partition_count
+        self._described = {
+            name: one
+            for name, one in self._described.items()
+            if name in self._own or one.partition(count) in lacking
+        }
         for callback in self._subscribers:
             callback()
 
@@ -143,8 +155,13 @@ class OwnBucket:
         self._persisted = dict(found)
         lacking = self.lacking()
         count = self.bucket.partition_count
+        self._own = frozenset(found)
         elsewhere = self.elsewhere.items()
-        return found | {n: one for n, one in elsewhere if one.partition(count) in lacking}
+        found |= {n: one for n, one in elsewhere if one.partition(count) in lacking}
+        silent = lacking - self._heard if self.bucket.map is not None else frozenset()
+        kept = {n: one for n, one in self._described.items() if one.partition(count) in silent}
+        self._described = kept | found
+        return dict(self._described)
 
     async def stored_designs(self) -> list[StoredDesign]:
         """Return all design documents of the bucket as pages show them, by name.

@@ -88,3 +88,24 @@ async def test_a_failed_bucket_stays_listed(two):
     assert (told.revision, told.this, told.active) == (before[BUCKET].revision, "a", [0, 2])
     engine.others.own.pop(told.uuid)
     assert {one.name: one.revision for one in engine.shared.listed().buckets}[BUCKET] == ""
+
+
+async def test_a_copy_that_moves_away_takes_no_design_document_with_it(two, monkeypatch):
+    name, here = two.design_of("b"), two.engines["b"]
+    rev = await two.design(name, VIEWS)
+    own = here.others.own[UUID]
+    assert name in await own.designs()
+    with monkeypatch.context() as patch:
+        patch.setattr(here.others.neighbours, "told_of", lambda _: [])  # nothing is heard
+        await two.give_map("a" * PARTITIONS)
+        for state in (PartitionState.DEAD, PartitionState.ABSENT):
+            for partition in (1, 3):
+                await here.set_partition_state(BUCKET, partition, state)
+        assert own.lacks_designs()
+        assert (await own.designs())[name].rev == rev
+
+    async def is_gone():
+        return name not in await own.designs()
+
+    own.changed()
+    await until(is_gone)  # the copy at the other node is empty

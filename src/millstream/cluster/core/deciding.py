@@ -10,7 +10,8 @@ which the next one begins again in a larger branch.
 Invariants:
 1. A step writes at most one map, or members and plan together.
 2. Fail-over comes first: who serves is written before members and plans, these before moves, and
-   data before the index.
+   data before the index. Only an index part for which nobody answers comes before members, plans
+   and moves.
 3. Nothing is done with a state that carries another orchestrator's token.
 4. A bucket that is being dropped is decided about by nobody else (`cluster.core.dropping`).
 
@@ -20,6 +21,7 @@ Elsewhere: promotions (`cluster.core.fail_over`), moves (`cluster.core.moving`),
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import NamedTuple
 
 from millstream.cluster.core.dropping import finish_drop
@@ -38,7 +40,13 @@ from millstream.cluster.core.orders import Place
 from millstream.cluster.core.progress import stalled
 from millstream.cluster.core.step import Decision, Step, View
 from millstream.cluster.core.writes import Txn, put_data_map, put_index_map
-from millstream.model.cluster_maps import DataMap, DataRecord, next_data_map, next_index_map
+from millstream.model.cluster_maps import (
+    DataMap,
+    DataRecord,
+    IndexMap,
+    next_data_map,
+    next_index_map,
+)
 
 __all__ = ["decide"]
 
@@ -77,7 +85,7 @@ def decide(view: View, memory: Memory) -> Decision:
         admit(step, name)
     members = tend_members(step)
     index = _index_write(step)
-    write = _first_write(step, changes, members) or index
+    write = _first_write(step, changes, members, index)
     step.decision.write = write or finish_drop(step, whole)
     step.decision.stalled = stalled(step)
     step.end_sessions()
@@ -104,16 +112,28 @@ def _tend(step: Step, moves: Moves, place: Place, record: DataRecord) -> DataRec
     return moves.tend(place, record, chosen)
 
 
-def _first_write(step: Step, changes: list[_Change], members: Txn | None) -> Txn | None:
+def _first_write(
+    step: Step, changes: list[_Change], members: Txn | None, index: _IndexWrite | None
+) -> Txn | None:
     urgent = [change for change in changes if change.is_urgent]
     if urgent:
         return _write(step, urgent[0])
+    if index is not None and index.is_awaited:
+        return index.txn
     if members is not None:
         return members
-    return _write(step, changes[0]) if changes else None
+    if changes:
+        return _write(step, changes[0])
+    return None if index is None else index.txn
 
 
-def _index_write(step: Step) -> Txn | None:
+class _IndexWrite(NamedTuple):
+    txn: Txn
+    is_awaited: bool
+    """Nobody answers for a part before it is written."""
+
+
+def _index_write(step: Step) -> _IndexWrite | None:
     """Return the write of the first bucket whose index map changes; give orders to all."""
     moves, found = IndexMoves(step), []
     for bucket, index_map in sorted(step.state.index.items()):
@@ -126,10 +146,23 @@ def _index_write(step: Step) -> Txn | None:
             found.append((index_map, changed))
     if not found:
         return None
-    index_map, changed = found[0]
+    awaited = [(one, changed) for one, changed in found if _is_awaited(step, one, changed)]
+    index_map, changed = (awaited or found)[0]
     records = {partition: change.record for partition, change in changed.items()}
     lost = {change.lost for change in changed.values() if change.lost is not None}
-    return put_index_map(step.state, next_index_map(index_map, records), lost)
+    txn = put_index_map(step.state, next_index_map(index_map, records), lost)
+    return _IndexWrite(txn, bool(awaited))
+
+
+def _is_awaited(step: Step, index_map: IndexMap, changed: Mapping[int, IndexChange]) -> bool:
+    """Return whether an owner that has stopped, or is lost, is replaced, or goes on."""
+    stopped = step.memory.stopped
+    for partition, change in changed.items():
+        known = stopped.get(Place(index_map.bucket, partition))
+        is_stopped = known is not None and known.at == index_map.records[partition].at
+        if is_stopped or change.lost is not None:
+            return True
+    return False
 
 
 def _write(step: Step, change: _Change) -> Txn:

@@ -7,12 +7,23 @@ import dataclasses
 import pytest
 from msgspec.structs import replace
 
-from millstream.cluster.core.elements import PLAN, Plan, node_path
-from millstream.model.cluster_maps import DataMap, IndexMap
+from millstream.cluster.core.elements import PLAN, Plan, index_map_path, node_path
+from millstream.cluster.core.memory import Stopped
+from millstream.cluster.core.reports import PartReport
+from millstream.model.cluster_maps import DataMap, Floor, IndexMap, IndexRecord
 from millstream.vsr.core.versions import Version
 from simulators.cluster.plants import planted
 from simulators.cluster.schedules import Schedule, run
-from support.cluster.scene import ACTIVE, KEY, Scene, copy_report, record_in, written
+from support.cluster.scene import (
+    ACTIVE,
+    HERE,
+    KEY,
+    REPLICA,
+    Scene,
+    copy_report,
+    record_in,
+    written,
+)
 
 SEEDS, STEPS = 12, 300
 
@@ -58,6 +69,24 @@ def test_who_serves_is_written_before_members_and_these_before_moves() -> None:
     record = record_in(third)
     assert record is not None
     assert record.building == ("c",)
+
+
+def test_an_index_part_that_nobody_answers_for_comes_before_members_and_moves() -> None:
+    scene = unsettled()
+    for name in "abc":
+        scene.set_node(name, roles=("data", "index"))
+    scene.set(index={"u1": IndexMap(KEY, "u1", (IndexRecord(KEY, "a", "b"),))})
+    scene.set(plan=replace(scene.state.plan, basis=scene.state.basis, index={"u1": ("b",)}))
+    for name, state in (("a", "passive"), ("b", "passive")):
+        part = PartReport(state, Floor(1, 9), KEY)
+        scene.hear(name, copy_report(ACTIVE if name == "a" else REPLICA), parts={"u1": {0: part}})
+    path = index_map_path("u1")
+    assert written(scene.decide().write, path) is None, "the part may still answer"
+    scene.memory.stopped[HERE] = Stopped(KEY, Floor(1, 9), scene.now_ms)
+    assert written(scene.decide().write, path) is not None
+    scene.hear("a", copy_report())
+    scene.hear("b", copy_report(ACTIVE))
+    assert record_in(scene.decide().write) is not None, "who serves comes first"
 
 
 def test_one_write_changes_any_number_of_records_of_one_bucket() -> None:

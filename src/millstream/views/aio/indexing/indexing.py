@@ -1,13 +1,5 @@
 """Keeps the indexes of one bucket fresh: what is read for which, commits, and who waits for them.
 
-    indexer = BucketIndexer(spec, sources, executor)
-    await indexer.start()
-    await indexer.set_partitions(active=range(64))
-    await indexer.add(index, mapper)
-    await indexer.updated(signature, partitions, timeout_s)      # update=true
-    await indexer.wait_for_positions(signature, wanted, timeout_s)          # at=
-    await indexer.stop()
-
 Indexes near each other share a connection (`views.core.index.indexer.plan`); each group has a
 task. A group that ends leaves its indexes where their headers say; they are planned for anew
 after a pause that grows up to `PAUSE_S_MAX`.
