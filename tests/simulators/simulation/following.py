@@ -12,7 +12,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from millstream.errors import ConditionError, MillstreamError
-from millstream.kv.core.copies.replica_stream import ChangeState, Read, Send, TakenOver, Undo, Wait
+from millstream.kv.core.copies.feed_effects import ChangeState, Read, Send, TakenOver, Undo, Wait
 from millstream.kv.core.copies.takeover_stream import TakingFeed
 from simulators.simulation.link import Link, done
 

@@ -16,7 +16,7 @@ from millstream.kv.aio.copies import Copies
 from millstream.kv.core.bucket import Bucket
 from millstream.kv.core.collaborators import Collaborators
 from millstream.kv.core.copies.copy_status import standing_of
-from millstream.kv.core.copies.replica_stream import Undo
+from millstream.kv.core.copies.feed_effects import Undo
 from millstream.kv.core.flush import FlushPlan, GroupCommit
 from millstream.kv.core.partition.eviction import Evictor
 from millstream.kv.core.partition.memory import Memory

@@ -14,8 +14,8 @@ from dataclasses import dataclass
 from millstream.kv.aio.engine import _StoreReader
 from millstream.kv.core.bucket import Bucket
 from millstream.kv.core.copies import moves
+from millstream.kv.core.copies.feed_effects import ChangeState, Read, Send, TakenOver, Undo, Wait
 from millstream.kv.core.copies.record_exchange import AdoptRecords
-from millstream.kv.core.copies.replica_stream import ChangeState, Read, Send, TakenOver, Undo, Wait
 from millstream.kv.core.copies.takeover_stream import TakingFeed
 from millstream.kv.core.flush import FlushPlan
 from millstream.kv.core.partition.partition import Partition

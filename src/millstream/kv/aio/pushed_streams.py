@@ -20,15 +20,9 @@ from typing import Protocol
 from millstream.errors import LocalProtocolError, MillstreamError, RemoteProtocolError
 from millstream.kv.aio.reading_back import BUSY_WAIT_S
 from millstream.kv.core.bucket import Bucket
+from millstream.kv.core.copies.feed_effects import ChangeState, Read, Send, TakenOver, Undo
 from millstream.kv.core.copies.pushed_stream import AddedFeed
-from millstream.kv.core.copies.replica_stream import (
-    FULL_WAIT_S,
-    ChangeState,
-    Read,
-    Send,
-    TakenOver,
-    Undo,
-)
+from millstream.kv.core.copies.replica_stream import FULL_WAIT_S
 from millstream.model.partitions import PartitionState
 from millstream.runtime.tasks import Tasks
 from millstream.wire.mcbp import Packet, Status

@@ -42,17 +42,9 @@ from millstream.errors import (
 from millstream.kv.aio.copies import Copies
 from millstream.kv.aio.reading_back import BUSY_WAIT_S
 from millstream.kv.core.bucket import Bucket
+from millstream.kv.core.copies.feed_effects import ChangeState, Read, Send, TakenOver, Undo, Wait
 from millstream.kv.core.copies.record_exchange import AdoptRecords
-from millstream.kv.core.copies.replica_stream import (
-    FULL_WAIT_S,
-    ChangeState,
-    FeedFigures,
-    Read,
-    Send,
-    TakenOver,
-    Undo,
-    Wait,
-)
+from millstream.kv.core.copies.replica_stream import FULL_WAIT_S, FeedFigures
 from millstream.kv.core.copies.takeover_stream import TakingFeed
 from millstream.kv.core.partition.residents import NotInMemory
 from millstream.kv.core.partition.states import FOLLOWING

@@ -22,13 +22,14 @@ from typing import Final
 
 from millstream.errors import RemoteProtocolError
 from millstream.kv.core.bucket import Bucket
+from millstream.kv.core.copies.feed_effects import Effect, Send
 from millstream.kv.core.copies.record_exchange import (
     AdoptRecords,
     Exchange,
     exchange_from_json,
     exchange_request,
 )
-from millstream.kv.core.copies.replica_stream import Effect, Feed, Line, Send, Stage
+from millstream.kv.core.copies.replica_stream import Feed, Line, Stage
 from millstream.model.cluster_maps import DataRecord, MapKey
 from millstream.upr.core.consumer import WINDOW_BYTES
 from millstream.wire.mcbp import Packet, Status

@@ -31,7 +31,8 @@ from typing import Final
 
 from millstream.errors import RemoteProtocolError
 from millstream.kv.core.bucket import Bucket
-from millstream.kv.core.copies.replica_stream import Line, Send, Stage
+from millstream.kv.core.copies.feed_effects import Send
+from millstream.kv.core.copies.replica_stream import Line, Stage
 from millstream.kv.core.copies.takeover_stream import TakingFeed
 from millstream.kv.core.partition.partition import Partition
 from millstream.kv.core.partition.states import FOLLOWING

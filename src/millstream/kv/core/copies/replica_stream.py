@@ -41,7 +41,13 @@ from struct import Struct
 from typing import Final, NamedTuple
 
 from millstream.kv.core.bucket import Bucket
-from millstream.kv.core.copies.record_exchange import AdoptRecords
+from millstream.kv.core.copies.feed_effects import (
+    Effect,
+    Read,
+    Send,
+    Undo,
+    Wait,
+)
 from millstream.kv.core.partition.partition import Partition
 from millstream.kv.core.partition.replica import Replica
 from millstream.kv.core.partition.residents import NotInMemory
@@ -65,10 +71,7 @@ from millstream.upr.core.consumer import (
 from millstream.upr.core.follower import StreamOptions
 from millstream.wire.mcbp import Opcode, Packet, SnapshotFlag, Status, StreamFlag, request
 
-__all__ = [
-    "FULL_WAIT_S", "ChangeState", "Effect", "Feed", "FeedFigures", "Line", "Read", "Send", "Stage",
-    "TakenOver", "Undo", "Wait",
-]  # fmt: skip
+__all__ = ["FULL_WAIT_S", "Feed", "FeedFigures", "Line", "Stage"]
 
 UNFLUSHED_BYTES_MAX: Final = 16 * 1024 * 1024
 """Unflushed changes of one source beyond which no more are received."""
@@ -85,63 +88,6 @@ _NOTHING_YET: Final = (-1, -1)
 """Ends before the first acknowledgement."""
 _SEQNO: Final = Struct(">HQ")
 _STATE: Final = Struct(">I")
-
-
-class Send(NamedTuple):
-    """Send bytes to the source."""
-
-    data: bytes
-
-
-class Read(NamedTuple):
-    """Read a document from the disk: nothing is applied until `on_read`.
-
-    `on_read` is called from the callback of `absent.fetch`, or later if too many reads wait.
-    """
-
-    absent: NotInMemory
-
-
-class Undo(NamedTuple):
-    """Roll the copy back to `seqno` or below; then call `on_undone`.
-
-    This is done only if its epoch is still this one and it may follow a source of `branch`;
-    otherwise `on_not_undone` is called.
-    """
-
-    partition_id: int
-    seqno: int
-    epoch: int
-    branch: int
-
-
-class Wait(NamedTuple):
-    """Call `on_waited` after `pause_s` seconds."""
-
-    partition_id: int
-    pause_s: float
-
-
-class ChangeState(NamedTuple):
-    """Set the state of the copy durably, if its epoch is still this one; then `on_state_changed`.
-
-    A move to active is a hand-over and keeps the history. Only `takeover_stream.TakingFeed` emits
-    this.
-    """
-
-    partition_id: int
-    state: PartitionState
-    epoch: int
-
-
-class TakenOver(NamedTuple):
-    """A take-over has ended; `failure`: why the copy is not active, empty if it is."""
-
-    partition_id: int
-    failure: str
-
-
-Effect = Send | Read | Undo | Wait | ChangeState | TakenOver | AdoptRecords
 
 
 class FeedFigures(NamedTuple):

@@ -25,7 +25,8 @@ from typing import Final
 
 from millstream.kv.core.bucket import Bucket
 from millstream.kv.core.copies.agreeing_stream import AgreeingFeed
-from millstream.kv.core.copies.replica_stream import ChangeState, Line, Stage, TakenOver
+from millstream.kv.core.copies.feed_effects import ChangeState, TakenOver
+from millstream.kv.core.copies.replica_stream import Line, Stage
 from millstream.model.partitions import PartitionState
 from millstream.upr.core.consumer import (
     WINDOW_BYTES,

@@ -9,8 +9,8 @@ import pytest
 from millstream.errors import RemoteProtocolError
 from millstream.kv.core.bucket import Bucket
 from millstream.kv.core.copies import moves
+from millstream.kv.core.copies.feed_effects import ChangeState, Send, TakenOver, Undo
 from millstream.kv.core.copies.pushed_stream import AddedFeed
-from millstream.kv.core.copies.replica_stream import ChangeState, Send, TakenOver, Undo
 from millstream.kv.core.partition.partition import Partition, value_of
 from millstream.model.bucket_map import BucketMap, NodeAddress
 from millstream.model.partitions import PartitionState

@@ -5,7 +5,7 @@ import random
 import pytest
 
 from millstream.kv.core.copies import replica_stream as feed_module
-from millstream.kv.core.copies.replica_stream import Read, Send
+from millstream.kv.core.copies.feed_effects import Read, Send
 from millstream.kv.core.partition.partition import Partition
 from millstream.model.partitions import PartitionState
 from millstream.wire.mcbp import Opcode, cut_packets, request

@@ -6,7 +6,7 @@ import random
 
 import pytest
 
-from millstream.kv.core.copies.replica_stream import TakenOver
+from millstream.kv.core.copies.feed_effects import TakenOver
 from millstream.model.partitions import PartitionState
 from millstream.wire.mcbp import Opcode, Status, request, response
 from support.budget import budget
