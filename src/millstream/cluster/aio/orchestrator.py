@@ -150,7 +150,7 @@ class Reign:
         """How far the plan was, the last one now."""
         self._node, self._token, self._client, self._send = node, token, client, send
         self._group, self._state = group, ClusterState()
-        self._queue = RequestQueue(client, token)
+        self._queue = RequestQueue(client, token, self.memory)
         self._wake = asyncio.Event()
         self._tasks = Tasks()
         self._under_way: set[Order] = set()

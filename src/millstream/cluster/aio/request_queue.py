@@ -29,7 +29,8 @@ from millstream.cluster.core.elements import (
     Request,
     result_path,
 )
-from millstream.cluster.core.requests import txn_of
+from millstream.cluster.core.memory import Memory
+from millstream.cluster.core.requests import outcome_of
 from millstream.coordination.aio.client.async_client import AsyncClient
 from millstream.coordination.core.client.errors import MissingError
 from millstream.coordination.core.client.replies import Versioned
@@ -68,6 +69,8 @@ class Result(msgspec.Struct, frozen=True):
     message: str = ""
     kind: str = ""
     """Class of the error."""
+    answer: dict[str, Any] = {}
+    """What is told of the change (`cluster.core.requests.Outcome`)."""
 
 
 async def ask(client: AsyncClient, request: Request, *, timeout_s: float) -> Mapping[str, Any]:
@@ -95,7 +98,8 @@ async def ask(client: AsyncClient, request: Request, *, timeout_s: float) -> Map
         await asyncio.sleep(POLL_S)
     result = msgspec.json.decode(found.data, type=Result)
     if result.is_done:
-        return {"id": request.id, "changed": bool(result.why), "why": result.why}
+        told = {"id": request.id, "changed": bool(result.why), "why": result.why}
+        return told | result.answer
     raise _KINDS.get(result.kind, ConditionError)(result.message, code=result.code)
 
 
@@ -108,10 +112,11 @@ class RequestQueue:
     Args:
         client: whose session holds the lock.
         token: of the lock.
+        memory: reports of the nodes, by which a hard fail-over is judged.
     """
 
-    def __init__(self, client: AsyncClient, token: Version) -> None:
-        self._client, self._token = client, token
+    def __init__(self, client: AsyncClient, token: Version, memory: Memory) -> None:
+        self._client, self._token, self._memory = client, token, memory
         self._seen = NEVER
         """Version of the queue when it was last found empty."""
         self._swept_s = 0.0
@@ -148,7 +153,8 @@ class RequestQueue:
             return
         now_ms = time.time_ns() // 1_000_000
         try:
-            result = Result(now_ms, True, await self._do(request))
+            why, told = await self._do(request)
+            result = Result(now_ms, True, why, answer=told)
         except OutcomeUnknownError:
             raise
         except (ConditionError, UsageError) as error:
@@ -157,17 +163,18 @@ class RequestQueue:
         path = result_path(request.id)
         await self._client.create(path, msgspec.json.encode(result), parents=True)
 
-    async def _do(self, request: Request) -> str:
-        """Make it so; return what was written, or nothing if it was so."""
+    async def _do(self, request: Request) -> tuple[str, dict[str, Any]]:
+        """Make it so; return what was written, or nothing if it was so, and what is answered."""
         for _ in range(TRIES_MAX):
             state = await read_state(self._client)
             if state.token != self._token:
                 raise UnavailableError("another node is the orchestrator", code="deposed")
-            txn = txn_of(state, request, time.time_ns() // 1_000_000)
+            unix_ms = time.time_ns() // 1_000_000
+            txn, answer = outcome_of(state, request, unix_ms, self._memory)
             if txn is None:
-                return ""
+                return "", answer
             if await execute(self._client, txn):
-                return txn.why
+                return txn.why, answer
         raise UnavailableError("too many changes at once", code="busy")
 
     async def _sweep(self, elements: Mapping[str, Versioned]) -> None:

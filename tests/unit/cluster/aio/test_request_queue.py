@@ -9,6 +9,7 @@ import pytest
 
 from millstream.cluster.aio.request_queue import RequestQueue, ask
 from millstream.cluster.core.elements import REQUESTS, Request, result_path
+from millstream.cluster.core.memory import Memory
 from millstream.errors import OutcomeUnknownError, UsageError
 from millstream.vsr.core.versions import NEVER
 from support.cluster.agents_in_loop import members
@@ -46,7 +47,7 @@ async def test_without_an_orchestrator_a_request_waits_for_the_next_one(tmp_path
 async def test_old_results_are_deleted(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     async with members(tmp_path, ROWS) as here:
         await here.client.create(result_path("old"), b'{"at_ms":5,"is_done":true}', parents=True)
-        queue = RequestQueue(here.client, NEVER)
+        queue = RequestQueue(here.client, NEVER, Memory())
         queue._swept_s = -1e9
         elements = await here.client.tree("/.system")
         assert not await queue.work((await here.state()).version(REQUESTS), elements)
