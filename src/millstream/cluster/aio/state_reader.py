@@ -64,8 +64,8 @@ async def read_elements(client: AsyncClient) -> tuple[ClusterState, Mapping[str,
 
 def maps_of(state: ClusterState) -> ClusterMaps:
     """Return what every node knows of the cluster: not of buckets that are being dropped."""
-    assert state.cluster is not None, "there is a cluster"
     state = state.without_dropped()
+    assert state.cluster is not None, "there is a cluster"
     return ClusterMaps(
         state.cluster.uuid, state.settings, dict(state.nodes), dict(state.buckets),
         dict(state.data), dict(state.index),
