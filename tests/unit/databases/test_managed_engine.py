@@ -29,6 +29,7 @@ from millstream.databases.managed_engine import IndexStep, ManagedEngine
 from millstream.errors import ConditionError, CorruptionError, UnavailableError
 from millstream.model.cluster_maps import DataMap, DataRecord, IndexRecord, MapKey, next_data_map
 from millstream.model.partitions import PartitionState
+from millstream.model.serving_rights import Right
 from millstream.vsr.core.versions import Version
 from support.cluster.managed_engines import (
     HERE,
@@ -252,6 +253,7 @@ async def test_a_partition_is_handed_over_only_to_the_first_of_the_row_by_who_ma
         await cluster.give_maps(name)
     with monkeypatch.context() as isolated:
         isolated.setattr(source.bucket, "may_serve_now", lambda _: False)
+        isolated.setattr(source.bucket, "right_now", lambda _: Right(False, False), raising=False)
         with pytest.raises(UnavailableError, match="not taken over"):
             await take(0)
     assert states(cluster, "a")[0] is ACTIVE

@@ -10,6 +10,7 @@ from msgspec.structs import replace
 from millstream.kv.core.copies.record_exchange import exchange_from_json
 from millstream.model.cluster_maps import DataRecord, MapKey
 from millstream.model.partitions import PartitionState
+from millstream.model.serving_rights import Right
 from millstream.wire.mcbp import Opcode, Packet, Status, cut_packets
 from support.kv.feed_rig import Rig
 
@@ -167,10 +168,15 @@ def test_a_take_over_without_agreement_ends_with_the_reason() -> None:
 
 
 @pytest.mark.parametrize("is_first", [True, False])
-def test_a_partition_moves_to_the_first_of_the_newest_row_only(is_first: bool) -> None:
+def test_a_partition_moves_to_the_first_of_the_newest_row_only(
+    is_first: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
     row = ("here", "there") if is_first else ("there", "here")
     moving = replace(RECORD, at=MapKey(2, 6), rows=(RECORD.row, row), since=MapKey(2, 6))
     rig = Agreeing(RECORD, moving)
+    right = Right(True, False)
+    monkeypatch.setattr(rig.source.bucket, "may_serve_now", lambda _: True)
+    monkeypatch.setattr(rig.source.bucket, "right_now", lambda _: right, raising=False)
     rig.write_and_settle()
     rig.feed.take_over(0)
     rig.carry_out()
