@@ -87,6 +87,8 @@ class _Bucket:
         self.cleaning: frozenset[int] = frozenset()
         self.shown: dict[int, Floor] = {}
         """The most that this node has reported of what it owns."""
+        self.is_certain = False
+        """Whether all design documents of the bucket are known."""
         self.stopped: dict[int, Indexed] = {}
         """How far parts were that have stopped."""
         self.is_awaited = False
@@ -179,6 +181,8 @@ class IndexParts:
             told = known.told.get(partition) if is_new else None
             if part.is_stopped:  # it stands where it was
                 told = known.stopped.get(partition, told)
+            if told is not None and not known.is_certain:
+                told = told._replace(designs="")
             is_cleaning = partition in known.cleaning
             report = report_of(part, self._node, told, is_cleaning=is_cleaning)
             if report is not None:
@@ -225,11 +229,14 @@ class IndexParts:
 
         Raises:
             CorruptionError: `other_map`.
-            UnavailableError: `disk_error`; `index_unavailable`: a stop is durable, and it is not
-                known whether it is in force, or how far the part was.
+            UnavailableError: `disk_error`; `index_unavailable`: how far a part is that should stop
+                is not known, or whether it has stopped.
         """
         self.bucket_up(bucket)
         known = self._buckets[bucket]
+        ended = [step.place.partition for step in steps if isinstance(step, StopPart)]
+        if ended:
+            await self._check_measured(bucket, known, ended)
         async with known.lock:
             parts = dict(known.parts)
             for step in steps:
@@ -241,7 +248,6 @@ class IndexParts:
                     parts[partition] = change(parts[partition])
             if await self._keep(known, parts):
                 self._describe(bucket, known)
-        ended = [step.place.partition for step in steps if isinstance(step, StopPart)]
         if ended:
             await self._see_stopped(bucket, known, [p for p in ended if p in parts])
 
@@ -252,15 +258,23 @@ class IndexParts:
             UnavailableError: `index_unavailable`.
         """
         await self._indexes.until_told(uuid)
+        await self._check_measured(uuid, known, partitions)
+        known.stopped |= {p: known.told[p] for p in partitions}
+
+    async def _check_measured(self, uuid: str, known: _Bucket, partitions: Sequence[int]) -> None:
+        """Ask how far parts are, and raise if that cannot be known now: they are not stopped then.
+
+        Raises:
+            UnavailableError: `index_unavailable`.
+        """
         await self.refresh(uuid)
         for partition in partitions:
-            part, told = known.parts[partition], known.told.get(partition)
-            if told is None or told.at != part.record.at:
+            part, told = known.parts.get(partition), known.told.get(partition)
+            if part is not None and (told is None or told.at != part.record.at):
                 raise UnavailableError(
-                    f"part {partition} of the index has stopped; how far it was is not known",
+                    f"how far part {partition} of the index is cannot be known now; try again",
                     code="index_unavailable",
                 )
-            known.stopped[partition] = told
 
     def _describe(self, uuid: str, known: _Bucket) -> None:
         """Let the index process know of changed parts, and ask it once it does."""
@@ -324,11 +338,12 @@ class IndexParts:
         if answer is None:
             known.told, known.count = {}, 0
             return
+        known.is_certain = answer["is_certain"]
         known.count = answer.get("count", 0)
-        if answer and "parts" not in answer:  # nothing has happened
+        if known.count and "parts" not in answer:  # nothing has happened
             known.told_at = began
             return
-        if not answer:
+        if "parts" not in answer:
             told = {p: indexed_of(part.record, _NO_DESIGNS) for p, part in self._here(known)}
         else:
             found = msgspec.convert(answer["parts"], dict[int, _Told], str_keys=True)

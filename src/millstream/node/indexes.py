@@ -369,19 +369,24 @@ class Indexes:
     async def parts(self, uuid: str, known: int) -> dict[str, Any] | None:
         """Return how far the indexes are in the parts that are here; None: not known now.
 
-        Without any view it is an empty dict. See `views.aio.serving.owned_parts.PartsTold`.
+        Without any view it has no `parts`. See `views.aio.serving.owned_parts.PartsTold`. While
+        other nodes have not said which design documents they have, `is_certain` is false.
         """
         bucket = self._known.get(uuid)
-        if bucket is None or not bucket.was_read or bucket.told.lacks_designs():
+        if bucket is None:
+            return None
+        is_certain = bucket.is_certain
+        if not bucket.was_complete:
             return None
         if not bucket.has_views:
-            return {}
+            return {"is_certain": is_certain}
         link = self.process.link
         if link is None:
             return None
         try:
             async with asyncio.timeout(TOLD_S_MAX):
-                return await link.ask("parts", uuid=uuid, known=known)
+                answer = await link.ask("parts", uuid=uuid, known=known)
+                return {**answer, "is_certain": is_certain}
         except (MillstreamError, TimeoutError):
             return None
 
@@ -526,8 +531,10 @@ class _KnownBucket:
         self.is_being_told = False
         self.is_told = asyncio.Event()
         """Set while the index process has the current description."""
-        self.was_read = False
-        """Whether its design documents were read."""
+        self._changes, self._read = 0, -1
+        """How often it has changed, and as of which change it was read last."""
+        self.was_complete = False
+        """Whether all its design documents were known since this process has begun."""
         self.why = ""
         """Why the last description could not be sent."""
         told.subscribe(self.changed)
@@ -544,6 +551,7 @@ class _KnownBucket:
 
     def changed(self) -> None:
         """The description has changed."""
+        self._changes += 1
         self.is_changed = True
         self.is_told.clear()
         self._wake()
@@ -554,9 +562,17 @@ class _KnownBucket:
         Raises:
             UnavailableError: a design document cannot be read now.
         """
+        changes = self._changes
         order = await self.told.order()
-        self.designs, self.was_read = order["designs"], True
+        self.designs, self._read = order["designs"], changes
         return self._described(order)
+
+    @property
+    def is_certain(self) -> bool:
+        """Whether all its design documents are known now."""
+        found = self._read == self._changes and not self.told.lacks_designs()
+        self.was_complete = self.was_complete or found
+        return found
 
     @property
     def has_views(self) -> bool:

@@ -345,7 +345,7 @@ async def test_without_views_a_part_is_where_its_record_demands(tmp_path):
         for engine in two.engines.values():
             own = engine.others.own[UUID]
             await until(lambda own=own: not own.lacks_designs())
-            await until(lambda engine=engine: engine.indexes._known[UUID].was_read)
+            await until(lambda engine=engine: engine.indexes._known[UUID].is_certain)
         going, coming = [await managed.part(name, 0) for name in "ab"]
         assert going.reached == coming.reached == floor
         assert going.designs == coming.designs
@@ -367,7 +367,7 @@ async def test_what_is_not_known_is_told_as_equal_to_nothing(managed, monkeypatc
     assert going.designs != coming.designs
     with pytest.raises(UnavailableError):
         await managed.parts["a"].carry_out(UUID, [StopPart(Place(UUID, 0))])
-    assert (await managed.part("a", 0)).state == "passive"
+    assert (await managed.part("a", 0)).state == "active", "it goes on"
 
 
 # ---- without an index process
@@ -380,7 +380,7 @@ class Told:
         self.ownership = None
         self.told = 0
         self.failures: list[MillstreamError] = []
-        self.answer: dict | None = {}
+        self.answer: dict | None = {"is_certain": True}
 
     def describe_again(self, uuid):
         self.told += 1
@@ -438,24 +438,45 @@ async def test_older_maps_and_records_are_passed_over(parts, told):
         await parts.carry_out(UUID, [AdoptIndex(PLACE, IndexRecord(MapKey(2, 5), "me"))])
 
 
+def answer(count=1, shown=50):
+    return {"count": count, "designs": "d", "cleaning": [], "is_certain": True,
+            "parts": {"0": [[2, 1], [3, 10], [3, shown], True, True]}}  # fmt: skip
+
+
 async def test_only_a_stop_waits_for_the_index_process(parts, told):
-    busy = UnavailableError("busy", code="index_unavailable")
-    told.answer = None
-    told.failures = [busy] * 9
+    told.failures = [UnavailableError("busy", code="index_unavailable")] * 3
+    told.answer = answer()
     await parts.take_maps(UUID, MAP, None, {})
     await parts.carry_out(UUID, [Freeze(PLACE)])
     with pytest.raises(UnavailableError, match="busy"):
         await parts.carry_out(UUID, [StopPart(PLACE)])
     assert parts.parts()[UUID][0].state == "passive", "it is durable"
     told.failures = []
-    with pytest.raises(UnavailableError, match="not known"):
+    await parts.carry_out(UUID, [StopPart(PLACE)])
+
+
+async def test_a_part_goes_on_if_how_far_it_is_cannot_be_known(parts, told):
+    await parts.take_maps(UUID, MAP, None, {})
+    told.answer = None
+    with pytest.raises(UnavailableError, match="how far part 0"):
         await parts.carry_out(UUID, [StopPart(PLACE)])
+    assert parts.parts()[UUID][0].state == "active"
+
+
+async def test_while_design_documents_are_missing_parts_equal_nothing_and_may_stop(parts, told):
+    await parts.take_maps(UUID, MAP, None, {})
+    told.answer = {**answer(), "is_certain": False}
+    await parts.refresh()
+    part = parts.parts()[UUID][0]
+    assert part.reached == Floor(3, 50)
+    assert part.designs != "d"
+    await parts.carry_out(UUID, [StopPart(PLACE)])
+    assert stopped_at(parts.parts()[UUID][0], RECORDS[0]) == Floor(3, 50)
 
 
 async def test_what_a_stopped_part_showed_stays_known(parts, told):
     await parts.take_maps(UUID, MAP, None, {})
-    told.answer = {"count": 1, "designs": "d", "cleaning": [],
-                   "parts": {"0": [[2, 1], [3, 10], [3, 50], True, True]}}  # fmt: skip
+    told.answer = answer()
     await parts.carry_out(UUID, [StopPart(PLACE)])
     told.answer = None
     await parts.refresh()
@@ -491,17 +512,11 @@ async def test_parts_of_a_damaged_file_answer_nothing_under_the_record_they_had(
 
 async def test_what_an_owner_has_reported_does_not_fall(parts, told):
     await parts.take_maps(UUID, MAP, None, {})
-
-    def answer(count, shown):
-        key = [2, 1]
-        return {"count": count, "designs": "d", "cleaning": [],
-                "parts": {"0": [key, [3, 10], [3, shown], True, True]}}  # fmt: skip
-
     for count, shown, reached in [(1, 50, 50), (2, 20, 50), (3, 60, 60)]:
         told.answer = answer(count, shown)
         await parts.refresh()
         assert parts.parts()[UUID][0].reached == Floor(3, reached)
-    told.answer = {"count": 3}
+    told.answer = {"count": 3, "is_certain": True}
     await parts.refresh()
     assert parts.parts()[UUID][0].designs == "d", "nothing has happened"
     told.answer = None
