@@ -51,6 +51,10 @@ VIEWS_MAX = 2
 """Frozen views of one copy at a time."""
 
 
+async def no_pause(_: float) -> None:
+    """Time does not pass while a copy is moved."""
+
+
 class Flushing:
     """The flusher and its thread as moves of copies use it: everything is done at once."""
 
@@ -123,7 +127,7 @@ class Node:
             copy.check("started")
 
     def _collaborators(self, bucket: Bucket) -> Collaborators:
-        self.moves = Copies(bucket, self.store, Flushing(self))  # type: ignore[arg-type]
+        self.moves = Copies(bucket, self.store, Flushing(self), no_pause)  # type: ignore[arg-type]
         return Collaborators(copies=self.moves)
 
     @property

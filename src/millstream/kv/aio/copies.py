@@ -18,7 +18,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import AsyncIterator, Callable, Collection, Mapping
+from collections.abc import AsyncIterator, Awaitable, Callable, Collection, Mapping
 from contextlib import asynccontextmanager
 from types import MappingProxyType
 from typing import Final, NamedTuple
@@ -35,8 +35,8 @@ from millstream.storage.core.store import LogStore
 __all__ = ["Copies"]
 
 _LOG = logging.getLogger(__name__)
-SETTLE_S_MAX: Final = 1.0
-"""How long an active copy that is handed over waits for the writes under way."""
+SETTLE_PAUSES_MAX: Final = 200
+"""How often an active copy that is handed over looks whether the writes under way are over."""
 SETTLE_PAUSE_S: Final = 0.005
 
 
@@ -55,10 +55,17 @@ class CopiesStatistics(NamedTuple):
 class Copies:
     """The copies of one bucket's partitions on this node."""
 
-    def __init__(self, bucket: Bucket, store: LogStore, flusher: Flusher) -> None:
+    def __init__(
+        self,
+        bucket: Bucket,
+        store: LogStore,
+        flusher: Flusher,
+        pause: Callable[[float], Awaitable[None]] = asyncio.sleep,
+    ) -> None:
         self._bucket = bucket
         self._store = store
         self._flusher = flusher
+        self._pause = pause
         self._move_total = 0
         self._rollback_total = 0
         self._rolled_back_total = 0
@@ -97,7 +104,7 @@ class Copies:
         """Make the active copy dead, to hand it over, unless its epoch has changed.
 
         New writes are held back, and those under way reach their level first, for at most
-        `SETTLE_S_MAX`: otherwise their clients would be told that the outcome is unknown.
+        `SETTLE_PAUSES_MAX` pauses: otherwise their clients would be told that the outcome is unknown.
 
         Raises:
             UsageError: `illegal_move`: it changed meanwhile.
@@ -114,18 +121,17 @@ class Copies:
 
     async def _settle(self, partition: Partition) -> None:
         """Wait until the writes under way are answered."""
-        loop, epoch, high = asyncio.get_running_loop(), partition.epoch, partition.high_seqno
-        until_s = loop.time() + SETTLE_S_MAX
+        epoch, high = partition.epoch, partition.high_seqno
         acknowledged = partition.acknowledged
-        while acknowledged is not None and acknowledged.is_possible and partition.epoch == epoch:
+        for _ in range(SETTLE_PAUSES_MAX):
+            if acknowledged is None or not acknowledged.is_possible or partition.epoch != epoch:
+                return
             is_durable = partition.durable_seqno >= partition.awaited_seqno
-            if is_durable and min(partition.majority_seqno, partition.persisted_seqno) >= high:
-                await asyncio.sleep(SETTLE_PAUSE_S)  # the replies are sent
-                return
-            if loop.time() >= until_s:
-                return
+            is_over = min(partition.majority_seqno, partition.persisted_seqno) >= high
             self._bucket.hurry()
-            await asyncio.sleep(SETTLE_PAUSE_S)
+            await self._pause(SETTLE_PAUSE_S)  # at the end, too: the replies are sent meanwhile
+            if is_durable and is_over:
+                return
 
     async def _change(
         self, partition: Partition, state: PartitionState, *, is_hand_over: bool = False
