@@ -20,6 +20,7 @@ from millstream.cluster.core.orders import Place
 from millstream.cluster.core.reports import CopyReport, PartReport
 from millstream.cluster.core.settings import Settings
 from millstream.model.cluster_maps import DataMap, DataRecord, IndexMap, IndexRecord, MapKey
+from millstream.vsr.core.versions import NEVER, Version
 
 __all__ = ["ClusterMaps", "LocalEngine"]
 
@@ -36,6 +37,8 @@ class ClusterMaps(msgspec.Struct, frozen=True):
     """By uuid. A bucket that is missing was dropped."""
     data: dict[str, DataMap]
     index: dict[str, IndexMap]
+    version: Version = NEVER
+    """The newest version of any element that was read: a larger one is of a later read."""
 
 
 class LocalEngine(Protocol):

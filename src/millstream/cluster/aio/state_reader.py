@@ -67,7 +67,7 @@ def maps_of(state: ClusterState) -> ClusterMaps:
     assert state.cluster is not None, "there is a cluster"
     return ClusterMaps(
         state.cluster.uuid, state.settings, dict(state.nodes), dict(state.buckets),
-        dict(state.data), dict(state.index),
+        dict(state.data), dict(state.index), max(state.versions.values(), default=NEVER),
     )  # fmt: skip
 
 
