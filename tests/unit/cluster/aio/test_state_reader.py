@@ -52,9 +52,11 @@ async def test_the_state_has_the_token_and_the_data_of_whoever_leads(tmp_path: P
 
 async def test_a_change_is_done_once_by_who_has_read_the_present_state(tmp_path: Path) -> None:
     async with members(tmp_path, {0: ("a", "b")}) as here:
+        before = maps_of(await here.state())
         txn = put_settings(await here.state(), Settings(moves=3))
         assert await execute(here.client, txn)
         assert not await execute(here.client, txn)
         maps = maps_of(await here.state())
         assert (maps.cluster, maps.settings.moves) == (CLUSTER, 3)
         assert maps.data[BUCKET].key == KEY
+        assert maps.version > before.version, "maps of an earlier read are known as such"
