@@ -256,18 +256,18 @@ PLANTS: Final[dict[str, Plant]] = {
         ),
     ),
     "a fence leaves the old copy active": Plant(
-        35, ((admission, "_copy_ruling", _fences_softly),)
+        97, ((admission, "_copy_ruling", _fences_softly),)
     ),
     "older records replace newer ones": Plant(
         199, ((admission, "is_news", lambda record, known: record != known),)
     ),
     "maps are written without their version": Plant(4, ((writes, "_version", _exists),)),
-    "one promise is enough": Plant(38, ((quorums, "spare", lambda row: 0),)),
+    "one promise is enough": Plant(74, ((quorums, "spare", lambda row: 0),)),
     "only the new row promises": Plant(
         185, ((fail_over, "judge_rows", lambda rows, told: _JUDGE_ROWS(rows[-1:], told)),)
     ),
     "only the old active copy must promise": Plant(
-        38,
+        63,
         (
             (
                 fail_over,
@@ -297,7 +297,7 @@ PLANTS: Final[dict[str, Plant]] = {
         0, ((deciding, "is_heard_above", lambda memory, place, chosen: False),)
     ),
     "silent nodes are dead without coordination": Plant(
-        29, ((deciding, "Step", _without_coordination),)
+        16, ((deciding, "Step", _without_coordination),)
     ),
     "a node is admitted with copies that were replaced": Plant(
         3, ((fail_over, "_is_admissible", _admits_replaced),)
@@ -358,10 +358,10 @@ PLANTS: Final[dict[str, Plant]] = {
         0, ((serving_rights, "may_hand_over", lambda record, reader, right: right.is_given),)
     ),
     "an index answers before it has its floor": Plant(
-        16, ((index_moving, "has_reached", lambda log, seqno, floor: True),)
+        173, ((index_moving, "has_reached", lambda log, seqno, floor: True),)
     ),
     "an index answers in any state": Plant(
-        17, ((index_moving, "may_answer", lambda node, asked, own, part: part is not None),)
+        16, ((index_moving, "may_answer", lambda node, asked, own, part: part is not None),)
     ),
     "a new index owner is named before it has everything": Plant(
         0, ((index_moving, "_is_at", lambda part, floor: True),)

@@ -169,3 +169,6 @@ class EngineDouble:
                     self.held[step.place].state = ACTIVE
         else:
             assert isinstance(step, Freeze | StopPart), step
+
+    async def stop(self) -> None:
+        """Nothing goes on in the background."""

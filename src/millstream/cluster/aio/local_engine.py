@@ -95,3 +95,6 @@ class LocalEngine(Protocol):
 
     def has_space(self, reserve_percent: int) -> bool:
         """Return whether the disk has more than the reserve left."""
+
+    async def stop(self) -> None:
+        """End what goes on in the background."""

@@ -25,6 +25,7 @@ import msgspec
 
 from millstream.cluster.aio import joining
 from millstream.cluster.aio.coordination_group import CoordinationGroup, read_group
+from millstream.cluster.aio.local_engine import LocalEngine
 from millstream.cluster.aio.messages import ORDERS_PATH, OrdersRequest
 from millstream.cluster.aio.node_agent import NodeAgent
 from millstream.cluster.aio.orchestrator import Orchestrator, Reign
@@ -82,6 +83,7 @@ class Membership:
         self._own, self._version, self._identity = own, version, identity
         self._agent: NodeAgent | None = None
         self._orchestrator: Orchestrator | None = None
+        self._engine: LocalEngine | None = None
         self._change = asyncio.Lock()
 
     def start(self) -> None:
@@ -95,6 +97,9 @@ class Membership:
         if self._agent is not None:
             await self._agent.stop()
             self._agent = None
+        if self._engine is not None:
+            await self._engine.stop()
+            self._engine = None
 
     def _made(self, identity: Identity) -> NodeAgent:
         own = self._own
@@ -102,7 +107,8 @@ class Membership:
         orchestrator = Orchestrator(own.uuid, self._address, self._send, group)
         leads = bool({"data", "coord"} & set(own.roles))
         self._orchestrator = orchestrator if leads else None
-        taker = OrderTaker(own.uuid, identity.cluster, own.engine())
+        self._engine = own.engine()
+        taker = OrderTaker(own.uuid, identity.cluster, self._engine)
         return NodeAgent(
             own.uuid, identity.cluster, taker, own.connect, own.addresses, self._version,
             orchestrator.run if leads else None,

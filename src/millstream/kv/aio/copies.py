@@ -104,7 +104,8 @@ class Copies:
         """Make the active copy dead, to hand it over, unless its epoch has changed.
 
         New writes are held back, and those under way reach their level first, for at most
-        `SETTLE_PAUSES_MAX` pauses: otherwise their clients would be told that the outcome is unknown.
+        `SETTLE_PAUSES_MAX` pauses: otherwise their clients would be told that the outcome is
+        unknown.
 
         Raises:
             UsageError: `illegal_move`: it changed meanwhile.
