@@ -255,7 +255,9 @@ class FakeFunctions:
 
 
 class FakeCluster:
-    """A cluster whose member knows little."""
+    """The node is in no cluster; other nodes are answered all the same."""
+
+    is_managed = False
 
     def __init__(self):
         self.taken = []
@@ -278,7 +280,6 @@ class FakeHost:
 
     def __init__(self, users=None):
         self.users = users or UserStore()
-        self.cluster = None
         self.designs = FakeDesigns()
         self.functions = FakeFunctions()
         self.indexes = FakeIndexes()

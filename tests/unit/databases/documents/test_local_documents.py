@@ -94,7 +94,7 @@ async def test_a_request_waits_a_little_until_it_is_known_what_a_majority_has(
     partition = running.bucket.partitions[0]
     partition.acknowledged = Acknowledged(partition)
     row = partition.acknowledged
-    row.set_row(("a", "b"), "a")
+    row.set_rows((("a", "b"),), "a")
 
     def forget() -> None:
         """The partition is promoted: what its copies have is unknown."""

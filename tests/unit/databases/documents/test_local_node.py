@@ -221,7 +221,7 @@ async def test_a_node_that_may_not_serve_answers_nothing_as_if_it_were_current(
 async def test_readers_of_a_node_that_may_not_serve_are_told_at_once(nodes: SharingNodes) -> None:
     doc_id = nodes.id_at("a")
     nodes.isolate("a")
-    database, spread = nodes["a"].stored._changes, nodes["a"].spread
+    database, spread = nodes["a"].stored._changes, nodes["a"].distributed
     everything = spread.scan(BUCKET, b"", b"\xff", descending=False)
     calls: list[Any] = [
         spread.read(BUCKET, doc_id), spread.info(BUCKET), anext(everything),

@@ -52,10 +52,10 @@ class Cluster(ClusterDouble):
 
 
 @pytest.fixture
-def cluster(open_host: Any, monkeypatch: pytest.MonkeyPatch) -> Cluster:
+def cluster(open_node: Any, monkeypatch: pytest.MonkeyPatch) -> Cluster:
     monkeypatch.setattr(making, "_POLL_S", 0.001)
-    open_host.cluster = Cluster(open_host)
-    return open_host.cluster
+    open_node.cluster = Cluster(open_node)
+    return open_node.cluster
 
 
 async def test_a_bucket_is_made_for_the_whole_cluster_from_any_node(

@@ -13,9 +13,9 @@ PATH = "/_millstream/cluster"
 
 
 @pytest.fixture
-def cluster(open_host: Any) -> ClusterDouble:
-    open_host.cluster = ClusterDouble()
-    return open_host.cluster
+def cluster(open_node: Any) -> ClusterDouble:
+    open_node.cluster = ClusterDouble()
+    return open_node.cluster
 
 
 async def test_the_status_is_told(client: Any, body: Any, cluster: ClusterDouble) -> None:
@@ -78,15 +78,15 @@ async def test_init_without_a_name_is_repeated_for_the_cluster_that_is_there(
     assert (await body(await client.post(f"{PATH}/init")))["name"] == "millstream"
 
 
-async def test_a_node_in_no_cluster_says_so(client: Any, body: Any, open_host: Any) -> None:
+async def test_a_node_in_no_cluster_says_so(client: Any, body: Any, open_node: Any) -> None:
     for cluster in (None, ClusterDouble(is_managed=False)):
-        open_host.cluster = cluster
+        open_node.cluster = cluster
         error = await body(await client.get(PATH), 409)
         assert error["error"] == "not_managed"
         asked = {"op": "rebalance"}
         error = await body(await client.post(f"{PATH}/requests", json=asked), 409)
         assert error["error"] == "not_managed"
-    open_host.cluster = None
+    open_node.cluster = None
     assert (await body(await client.post(f"{PATH}/init"), 409))["error"] == "not_managed"
 
 
@@ -114,9 +114,9 @@ async def test_a_refusal_has_the_status_of_its_code(
 
 
 async def test_only_administrators_are_answered(
-    guarded: Any, guarded_host: Any, body: Any, ada: Any, bob: Any
+    guarded: Any, guarded_node: Any, body: Any, ada: Any, bob: Any
 ) -> None:
-    guarded_host.cluster = ClusterDouble()
+    guarded_node.cluster = ClusterDouble()
     await body(await guarded.get(PATH), 401)
     await body(await guarded.get(PATH, headers=bob), 403)
     await body(await guarded.get(PATH, headers=ada))
@@ -124,11 +124,11 @@ async def test_only_administrators_are_answered(
         await body(await guarded.post(f"{PATH}/{page}", json={}, headers=bob), 403)
     asked = {"op": "reset"}
     await body(await guarded.post(f"{PATH}/requests", json=asked, headers=ada))
-    assert guarded_host.cluster.asked == [("reset", {}, "ada")]
+    assert guarded_node.cluster.asked == [("reset", {}, "ada")]
 
 
 async def test_a_node_without_data_has_the_pages_too(
-    dataless: Any, open_host: Any, body: Any
+    dataless: Any, open_node: Any, body: Any
 ) -> None:
-    open_host.cluster = ClusterDouble()
+    open_node.cluster = ClusterDouble()
     await body(await dataless.get(PATH))

@@ -11,11 +11,11 @@ from support.cluster_double import ClusterDouble
 PATH = "/pools/default/buckets"
 
 
-async def test_buckets_come_and_go(client: Any, open_host: Any) -> None:
+async def test_buckets_come_and_go(client: Any, open_node: Any) -> None:
     form = {"name": "new", "ramQuotaMB": "100", "bucketType": "membase", "replicaNumber": "1"}
     made = await client.post(PATH, data=form)
     assert made.status == 202
-    bucket = open_host.buckets["new"]
+    bucket = open_node.buckets["new"]
     assert (bucket.partitions, bucket.memory_quota_bytes) == (64, 100 << 20)
     again = await client.post(PATH, data=form)
     assert again.status == 400
@@ -24,8 +24,8 @@ async def test_buckets_come_and_go(client: Any, open_host: Any) -> None:
     assert (await client.delete(f"{PATH}/new")).status == 404
 
 
-async def test_copies_are_asked_of_the_cluster(client: Any, open_host: Any) -> None:
-    open_host.cluster = cluster = ClusterDouble()
+async def test_copies_are_asked_of_the_cluster(client: Any, open_node: Any) -> None:
+    open_node.cluster = cluster = ClusterDouble()
     changed = await client.post(
         f"{PATH}/orders", data={"replicaNumber": "2", "replicaIndex": "1", "ramQuotaMB": "100"}
     )
@@ -47,11 +47,11 @@ async def test_copies_are_asked_of_the_cluster(client: Any, open_host: Any) -> N
     ],
 )
 async def test_a_bad_form_is_refused_in_the_words_of_couchbase(
-    client: Any, body: Any, open_host: Any, form: dict[str, str]
+    client: Any, body: Any, open_node: Any, form: dict[str, str]
 ) -> None:
     refused = await body(await client.post(PATH, data=form), 400)
     assert refused["errors"]
-    assert list(open_host.buckets) == ["orders"]
+    assert list(open_node.buckets) == ["orders"]
 
 
 async def test_a_node_alone_has_no_copies_elsewhere(client: Any, body: Any) -> None:

@@ -12,14 +12,14 @@ def basic(name, password):
     return {"Authorization": "Basic " + base64.b64encode(f"{name}:{password}".encode()).decode()}
 
 
-async def test_members_are_asked(client, body, open_host):
+async def test_members_are_asked(client, body, open_node):
     assert await body(await client.get("/_millstream/cluster/member")) == {"cluster": "c1"}
     assert await body(await client.get("/_millstream/cluster/reign")) == {"plan": None}
     sent = b"x" * 3_000_000
     assert await body(await client.post("/_millstream/cluster/orders", data=io.BytesIO(sent))) == {
         "replies": []
     }
-    assert open_host.cluster.taken == [sent]
+    assert open_node.cluster.taken == [sent]
 
 
 async def test_only_nodes_and_administrators_ask(guarded, body, bob):
@@ -28,12 +28,12 @@ async def test_only_nodes_and_administrators_ask(guarded, body, bob):
         await body(await guarded.get(f"/_millstream/cluster/{path}", headers=bob), 403)
 
 
-async def test_only_nodes_give_orders(guarded, guarded_host, body, bob):
+async def test_only_nodes_give_orders(guarded, guarded_node, body, bob):
     path = "/_millstream/cluster/orders"
     await body(await guarded.post(path, data=b"x"), 401)
     for user in (bob, basic("ada", "secret")):
         await body(await guarded.post(path, data=b"x", headers=user), 403)
-    assert guarded_host.cluster.taken == []
+    assert guarded_node.cluster.taken == []
 
 
 @pytest.fixture(scope="module")
@@ -44,10 +44,10 @@ def users_of_a_cluster():
 
 
 async def test_a_node_logs_in_with_the_secret_of_the_cluster(
-    guarded, guarded_host, body, users_of_a_cluster
+    guarded, guarded_node, body, users_of_a_cluster
 ):
-    guarded_host.users = users_of_a_cluster
+    guarded_node.users = users_of_a_cluster
     node = basic("@node", "secret of the cluster")
     path = "/_millstream/cluster/orders"
     assert await body(await guarded.post(path, data=b"x", headers=node)) == {"replies": []}
-    assert guarded_host.cluster.taken == [b"x"]
+    assert guarded_node.cluster.taken == [b"x"]

@@ -100,7 +100,7 @@ def test_what_a_majority_has_may_be_known_soon_only_while_copies_follow_or_are_a
     assert not partition.may_be_known(NOW)
     row = partition.acknowledged = Acknowledged(partition)
     assert not partition.may_be_known(NOW), "it is known"
-    row.set_row(("a", "b"), "a")
+    row.set_rows((("a", "b"),), "a")
     moves.rename(partition, PartitionState.REPLICA)
     moves.rename(partition, PartitionState.ACTIVE)
     assert partition.may_be_known(NOW)
