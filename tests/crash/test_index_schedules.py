@@ -31,7 +31,7 @@ def test_an_index_agrees_with_its_sources(first):
 def test_schedules_find_a_planted_mistake(name, monkeypatch):
     PLANTS[name](monkeypatch)
     first = FIRST_SEEDS.get(name, 0)
-    with pytest.raises((Wrong, CorruptionError)):
+    with pytest.raises((Wrong, CorruptionError, AssertionError)):  # or a core notices by itself
         run_all(range(first, first + SCHEDULES_PER_PLANT_MAX))
 
 
