@@ -8,14 +8,16 @@ Invariants:
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
+import signal
 import subprocess
 import sys
 import threading
 import time
-from collections.abc import Callable
-from pathlib import Path
+import urllib.request
+from collections.abc import Callable, Iterator
 from typing import Any, Self
 
 from millstream import connect
@@ -109,11 +111,11 @@ class ManagedNodes:
         found: list[dict[str, Any]] = answer["standings"]
         return found
 
-    def actives(self, bucket: str = BUCKET) -> dict[int, list[str]]:
-        """Return the nodes that have each partition active."""
+    def actives(self, names: list[str] | None = None) -> dict[int, list[str]]:
+        """Return which of these nodes have each partition active; None: of all that run."""
         found: dict[int, list[str]] = {}
-        for name in self.running():
-            for one in self.standings(name, bucket):
+        for name in names or self.running():
+            for one in self.standings(name):
                 if one["state"] == "active":
                     found.setdefault(one["partition"], []).append(name)
         return found
@@ -136,14 +138,37 @@ class ManagedNodes:
     def until_served(self, names: list[str]) -> float:
         """Wait until each partition is active on one of these nodes; return after how long."""
         begun = time.monotonic()
+        every = list(range(self._partitions))
         until(
-            lambda: (
-                sorted(self.actives()) == list(range(self._partitions))
-                and all(set(at) <= set(names) for at in self.actives().values())
-            ),
-            lambda: {"actives": self.actives(), **self.logs()},
+            lambda: sorted(self.actives(names)) == every,
+            lambda: {"actives": self.actives(names), **self.logs()},
         )
         return time.monotonic() - begun
+
+    def until_all_in(self) -> None:
+        """Wait until every node is a member with a session, and every partition is whole."""
+        asked = self.running()[0]
+
+        def is_so() -> bool:
+            known = self.status(asked).get("nodes", [])
+            return len(known) == len(self.nodes) and all(
+                one["state"] == "in" and one["has_session"] and one["is_admitted"] for one in known
+            )
+
+        until(is_so, lambda: {"status": self.status(asked), **self.logs()})
+        self.until_whole(asked)
+
+    @contextlib.contextmanager
+    def stopped(self, name: str) -> Iterator[None]:
+        """Let all processes of a node stand still."""
+        pids = self.nodes[name].pids()
+        for pid in pids:
+            os.kill(pid, signal.SIGSTOP)
+        try:
+            yield
+        finally:
+            for pid in pids:
+                os.kill(pid, signal.SIGCONT)
 
     def logs(self) -> dict[str, str]:
         """Return the ends of the nodes' logs."""
@@ -209,6 +234,58 @@ class Writer:
                 assert number <= found.value["n"] <= self.tried[key], (key, number, found.value)
 
 
-def data_of(node: NodeProcess) -> Path:
-    """Return a node's directory."""
-    return node.data_dir
+class Poller:
+    """Asks a view of all nodes in turn, `stale=ok`; its documents never change.
+
+    `short`: answers that lacked rows; `refused`: answers other than 200.
+    """
+
+    DOCUMENTS = 200
+
+    def __init__(self, nodes: ManagedNodes) -> None:
+        self.short: list[Any] = []
+        self.refused: list[str] = []
+        self.count = 0
+        self._nodes = nodes
+        self._stop = threading.Event()
+        self._thread = threading.Thread(target=self._run, daemon=True)
+        first = nodes.running()[0]
+        with connect([f"{h}:{p}" for h, p in [nodes.nodes[first].kv]], bucket=BUCKET) as client:
+            for number in range(self.DOCUMENTS):
+                client.upsert(f"p{number}", {"polled": number}, durability="majority")
+        design = {"views": {"all": {"map": "function (d) { if (d.polled >= 0) emit(d.polled) }"}}}
+        self._ask(first, "PUT", "/default/_design/polled", design)
+        until(lambda: self._rows(first) == self.DOCUMENTS, lambda: nodes.logs())
+
+    def __enter__(self) -> Self:
+        self._thread.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._stop.set()
+        self._thread.join(60)
+
+    def _ask(self, name: str, method: str, path: str, content: Any = None) -> Any:
+        body = None if content is None else json.dumps(content).encode()
+        headers = {"Content-Type": "application/json"}
+        url = f"{self._nodes.nodes[name].http}{path}"
+        asked = urllib.request.Request(url, body, headers, method=method)
+        with urllib.request.urlopen(asked, timeout=5) as answer:
+            return json.load(answer)
+
+    def _rows(self, name: str) -> int | None:
+        """Return the number of rows; None: it was refused."""
+        try:
+            answer = self._ask(name, "GET", "/default/_design/polled/_view/all?stale=ok")
+        except (OSError, ValueError) as error:
+            self.refused.append(str(error))
+            return None
+        return len(answer["rows"])
+
+    def _run(self) -> None:
+        while not self._stop.is_set():
+            for name in self._nodes.running():
+                found = self._rows(name)
+                self.count += found is not None
+                if found not in (None, self.DOCUMENTS):
+                    self.short.append((name, found))
