@@ -423,12 +423,13 @@ def _copies_of(bucket: Bucket) -> dict[int, CopyReport]:
 
 
 def _streams_to(bucket: Bucket) -> dict[str, bool]:
-    """Return the nodes that should follow copies here, and whether each has a stream."""
+    """Return the nodes that should follow copies here, and whether each is heard on a stream."""
     found: dict[str, bool] = {}
+    now_ms = bucket.now_ms()
     for number, partition in enumerate(bucket.partitions):
-        record, acknowledged = bucket.record(number), partition.acknowledged
+        record = bucket.record(number)
         if partition.state is PartitionState.ACTIVE and record is not None:
             for name in record.placed:
                 if name != bucket.node_name and not found.get(name, False):
-                    found[name] = acknowledged is not None and acknowledged.has(name)
+                    found[name] = bucket.serving.hears(name, number, now_ms)
     return found

@@ -82,7 +82,14 @@ class ManagedNodes:
         self.bucket(first, "set", BUCKET, "--replicas", str(replicas))
         self.command(first, "rebalance", "--wait")
         self.until_whole()
+        if len(names) >= 3:
+            until(lambda: self.may_fail(first) >= 1, lambda: {"status": self.status(first)})
         return self
+
+    def may_fail(self, at: str) -> int:
+        """Return how many nodes that coordinate may fail, as a node tells it."""
+        coordination = self.status(at).get("coordination") or {"may_fail": 0}
+        return int(coordination["may_fail"])
 
     def join(self, name: str, to: str) -> None:
         """Start a node and have it join."""

@@ -48,6 +48,7 @@ from millstream.kv.core.copies.replica_stream import FULL_WAIT_S, FeedFigures
 from millstream.kv.core.copies.takeover_stream import TakingFeed
 from millstream.kv.core.partition.residents import NotInMemory
 from millstream.kv.core.partition.states import FOLLOWING
+from millstream.kv.core.serving import HEARD_MS
 from millstream.model.bucket_map import NodeAddress
 from millstream.model.cluster_maps import DataRecord
 from millstream.model.partitions import PartitionState
@@ -153,12 +154,17 @@ class Replicator:
         }
 
     def streams(self) -> dict[str, bool]:
-        """Return the names of source nodes, and whether copies have streams from them."""
+        """Return the names of source nodes, and whether copies hear them on a stream."""
         return {
-            node.name: source.feed is not None and source.feed.figures().streams > 0
+            node.name: any(map(self._hears, source.wanted))
             for node, source in self._sources.items()
             if source.wanted
         }
+
+    def _hears(self, partition_id: int) -> bool:
+        status, quiet_ms = self.status(partition_id), self._bucket.quiet_ms(partition_id)
+        is_streaming = status is not None and status.is_streaming
+        return is_streaming and quiet_ms is not None and quiet_ms <= HEARD_MS
 
     def statistics(self) -> ReplicationStatistics:
         """Return the current statistics."""

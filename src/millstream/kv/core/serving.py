@@ -43,9 +43,12 @@ from millstream.model.serving_rights import (
 )
 from millstream.upr.core.source import Peer
 
-__all__ = ["NEVER_MS", "RecordOf", "Served", "ServingRights"]
+__all__ = ["HEARD_MS", "NEVER_MS", "RecordOf", "Served", "ServingRights"]
 
 NEVER_MS: Final = 2**63 - 1
+HEARD_MS: Final = 1000
+"""A stream between copies counts as broken if nothing was heard on it for so long: its node may
+stand still, and the connection stays open."""
 RecordOf = Callable[[int], DataRecord | None]
 """Returns the record of a partition that this node has adopted."""
 
@@ -199,6 +202,12 @@ class ServingRights:
         """Return how long ago a following copy answered its source; None: not since the start."""
         told_ms = self.told_ms[partition_id]
         return None if told_ms is None else max(0, now_ms - told_ms)
+
+    def hears(self, follower: str, partition_id: int, now_ms: int) -> bool:
+        """Return whether a follower has answered within `HEARD_MS` on its stream from here."""
+        known = self._streams[partition_id].get(follower)
+        sent_ms = None if known is None else known[1].sent_ms
+        return sent_ms is not None and now_ms - sent_ms <= HEARD_MS
 
     def look(self, now_ms: int) -> None:
         """Close what has lapsed."""

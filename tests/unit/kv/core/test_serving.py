@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from millstream.kv.core.partition.states import Unserved
-from millstream.kv.core.serving import NEVER_MS, ServingRights
+from millstream.kv.core.serving import HEARD_MS, NEVER_MS, ServingRights
 from millstream.model.cluster_maps import DataRecord, MapKey
 from millstream.model.partitions import PartitionState
 from millstream.model.position import FailoverEntry
@@ -134,6 +134,17 @@ def test_a_copy_that_is_alone_in_its_rows_serves_always() -> None:
     world = World(("a",)).manage()
     assert world.at(10**9) == ""
     assert world.rights.next_change_ms == NEVER_MS
+
+
+def test_a_follower_that_stands_still_is_not_heard_though_its_stream_is_open() -> None:
+    world = World(("a", "b")).manage()
+    peer = Peer("b")
+    world.accept(peer)
+    assert not world.rights.hears("b", 0, world.now)
+    world.answer(peer, world.now)
+    assert world.rights.hears("b", 0, world.now + HEARD_MS)
+    assert not world.rights.hears("b", 0, world.now + HEARD_MS + 1)
+    assert not world.rights.hears("c", 0, world.now)
 
 
 def test_a_stream_that_ends_ends_the_contact_unless_it_was_replaced() -> None:

@@ -244,11 +244,6 @@ class Acknowledged:
         self._check_epoch()
         return sum(name in self._following for name in self.row)
 
-    def has(self, name: str) -> bool:
-        """Return whether a copy of that node follows now, in a row or not."""
-        self._check_epoch()
-        return name in self._following
-
     @property
     def slowest_end(self) -> int | None:
         """Return the end that all following copies have, in the row or not; None: none follows."""
