@@ -10,6 +10,7 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
+import clusters
 import loading
 import report_coordination
 import report_documents
@@ -59,6 +60,7 @@ when one is not reached.
 | locks, elements of sessions, watches, idle sessions | the same | etcd, ZooKeeper |
 | documents | writes, reads, changes and replication over HTTP | PouchDB Server |
 | loading | three times what the quota holds; quiet SETs; pages | a quota that holds all; SETs |
+| clusters | fail-over, moves, idle cost of three nodes | the same writer without moves |
 | yardstick | a fixed loop of pure Python, before and after | |
 
 How it is measured:
@@ -181,6 +183,8 @@ def _page(results: Figures, judged: Sequence[Verdict]) -> Iterator[str]:
         yield from report_documents.lines(results["documents"])
     if "loading" in results:
         yield from loading.lines(results["loading"])
+    if "clusters" in results:
+        yield from clusters.lines(results["clusters"])
 
 
 def _floors(judged: Sequence[Verdict]) -> Iterator[str]:

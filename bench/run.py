@@ -11,7 +11,8 @@ How it measures:
 
 Elsewhere: the change stream (streams.py), the engine (engine.py), views (views.py), Spark
 (spark.py), coordination (coordination.py, primitives.py), documents over HTTP (documents.py),
-loading beyond memory (loading.py), what is printed (report.py), the servers (servers.py).
+loading beyond memory (loading.py), clusters (clusters.py), what is printed (report.py), the servers
+(servers.py).
 """
 
 import argparse
@@ -26,6 +27,7 @@ from itertools import permutations
 from pathlib import Path
 from typing import Any
 
+import clusters
 import coordination
 import documents
 import engine
@@ -74,6 +76,7 @@ CASES = (
     "primitives",
     "documents",
     "loading",
+    "clusters",
 )
 
 
@@ -191,6 +194,8 @@ def verdicts(results: Figures) -> list[Verdict]:
     found += documents.verdicts(results["documents"]) if "documents" in results else []
     if "loading" in results:
         found += [Verdict(*row) for row in loading.rows(results["loading"])]
+    if "clusters" in results:
+        found += [Verdict(*row) for row in clusters.verdicts_of(results["clusters"])]
     return found
 
 
@@ -249,6 +254,7 @@ def main() -> int:
         "primitives": lambda at: primitives.measure_primitives(at, options.seconds),
         "documents": documents.measure_documents,
         "loading": loading.measure_loading,
+        "clusters": clusters.measure_clusters,
     }
     found = Path(millstream.__file__)
     if SOURCES not in found.parents:

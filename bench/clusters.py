@@ -1,0 +1,230 @@
+"""A managed cluster of three nodes: fail-over after kill -9, moves beside a writer, idle cost.
+
+How it measures:
+1. A fail-over lasts from the kill -9 of all processes of a node to the next write of a key of it
+   that a majority acknowledges, tried anew each 10 ms.
+2. A writer counts errors, and the longest time between two acknowledgements, while a fourth node
+   is added and removed again. Its p99 stands beside that of the same writer without moves.
+3. The idle cost is the processor time of all processes of a node, without clients.
+
+Elsewhere: what is printed (report.py), by whom it is run (run.py).
+"""
+
+import json
+import statistics
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Iterator
+from contextlib import ExitStack, suppress
+from pathlib import Path
+from typing import Any
+
+import millstream
+from millstream.errors import MillstreamError
+from servers import Server, free_port
+
+Figures = dict[str, Any]
+FAIL_OVERS = 30
+PARTITIONS = 64
+IDLE_S = 20.0
+WRITER_S = 10.0
+WAIT_S = 120.0
+RETRY_S = 0.01
+P50_S_MAX = 1.5
+P99_S_MAX = 3.0
+P99_TIMES_MAX = 2.0
+"""How much slower 99 of 100 writes may be while partitions move."""
+_LISTENERS = ("kv", "http", "coord", "peer")
+
+
+class Member(Server):
+    """A node that keeps its ports."""
+
+    has_ready_line = True
+
+    def __init__(self, directory: Path, name: str) -> None:
+        self.ports = {listener: free_port() for listener in _LISTENERS}
+        command = [sys.executable, "-m", "millstream", "serve", "--data", str(directory / name)]
+        command += ["--no-memcached", "--no-ninep", "--bucket", f"default:{PARTITIONS}"]
+        for listener, port in self.ports.items():
+            command += [f"--{listener}", f"127.0.0.1:{port}"]
+        super().__init__(command, directory / f"{name}.log", pinned=False)
+
+    def start(self) -> None:
+        """Start it, and wait for its ready line."""
+        super().start()
+        assert self.process is not None
+        assert self.process.stdout is not None
+        if not self.process.stdout.readline():
+            raise RuntimeError(f"the node did not start:\n{self.log.read_text()[-2000:]}")
+
+    @property
+    def kv(self) -> str:
+        """Return the address for clients."""
+        return f"127.0.0.1:{self.ports['kv']}"
+
+    def command(self, *words: str) -> str:
+        """Run a command at this node."""
+        done = subprocess.run(
+            [sys.executable, "-m", "millstream", *words, "--connect", self.kv],
+            capture_output=True, text=True, timeout=WAIT_S, check=False,
+        )  # fmt: skip
+        if done.returncode:
+            raise RuntimeError(f"{words}: {done.stderr}")
+        return done.stdout
+
+    def status(self) -> Figures:
+        """Return the status of the cluster."""
+        found: Figures = json.loads(self.command("cluster", "status", "--json"))
+        return found
+
+
+def measure_clusters(directory: Path) -> Figures:
+    """Measure fail-overs, a rebalance and the idle cost."""
+    with ExitStack() as stack:
+        nodes = [stack.enter_context(Member(directory, f"n{n}")) for n in (1, 2, 3)]
+        nodes[0].command("cluster", "init", "--name", "bench")
+        for node in nodes[1:]:
+            node.command("cluster", "join", f"127.0.0.1:{nodes[0].ports['http']}")
+        nodes[0].command("bucket", "set", "default", "--replicas", "2")
+        _until_settled(nodes[0], 3)
+        idle = _idle(nodes)
+        times = list(_fail_overs(nodes))
+        fourth = stack.enter_context(Member(directory, "n4"))
+        return {"idle_ms_per_s": idle, "fail_over_s": times, **_moves(nodes, fourth)}
+
+
+def verdicts_of(found: Figures) -> Iterator[tuple[str, float, float]]:
+    """Yield what is measured, beside its floor: larger is better."""
+    times = sorted(found["fail_over_s"])
+    yield "fail-over at the median", P50_S_MAX / statistics.median(times), 1.0
+    yield "fail-over, 99 of 100", P99_S_MAX / times[-1], 1.0
+    ratio = found["moving"]["p99_ms"] / found["calm"]["p99_ms"]
+    yield "p99 of writes while partitions move", P99_TIMES_MAX / ratio, 1.0
+    yield (
+        "writes without an error while partitions move",
+        float(not found["moving"]["errors"]),
+        1.0,
+    )
+
+
+def lines(found: Figures) -> Iterator[str]:
+    """Yield the section of docs/benchmarks.md."""
+    times = sorted(found["fail_over_s"])
+    yield (
+        f"Three nodes of a managed cluster on this machine, {PARTITIONS} partitions with two "
+        "replicas, default settings. One client writes with durability `majority`, one write at a "
+        "time."
+    )
+    yield ""
+    yield "| what | figure |"
+    yield "| --- | --- |"
+    yield f"| kill -9 of a node to the next majority write, {len(times)} times, p50 | {statistics.median(times):.2f} s |"  # noqa: E501
+    yield f"| the same, shortest and longest | {times[0]:.2f} s, {times[-1]:.2f} s |"
+    for name, text in (("calm", "no partition moves"), ("moving", "a node is added and removed")):
+        one = found[name]
+        yield (
+            f"| writes while {text}: writes/s, p99, longest gap, errors | {one['per_s']:,.0f}, "
+            f"{one['p99_ms']:.0f} ms, {one['gap_s']:.2f} s, {one['errors']} |"
+        )
+    yield f"| time to add a node and to remove it | {found['moving_s']:.0f} s |"
+    yield f"| idle node, all processes | {found['idle_ms_per_s']:.0f} ms of processor per second |"
+
+
+def _until_settled(node: Member, count: int) -> None:
+    until = time.monotonic() + WAIT_S
+    while time.monotonic() < until:
+        with suppress(RuntimeError):
+            found = node.status()
+            states = [one["state"] for one in found["nodes"] if one["has_session"]]
+            whole = all(one["partitions"] == one["whole"] for one in found["buckets"])
+            may_fail = (found["coordination"] or {"may_fail": 0})["may_fail"]
+            if states.count("in") == count and whole and not found["plan"] and may_fail:
+                return
+        time.sleep(0.1)
+    raise RuntimeError(f"the cluster does not settle: {node.status()}")
+
+
+def _idle(nodes: list[Member]) -> float:
+    before = sum(node.cpu_s() for node in nodes)
+    time.sleep(IDLE_S)
+    return (sum(node.cpu_s() for node in nodes) - before) / len(nodes) / IDLE_S * 1000
+
+
+def _fail_overs(nodes: list[Member]) -> Iterator[float]:
+    for number in range(FAIL_OVERS):
+        node = nodes[number % len(nodes)]
+        others = [one for one in nodes if one is not node]
+        with millstream.connect([one.kv for one in others], timeout_s=0.5) as client:
+            owned = {
+                client.partition_of(key): key
+                for key in (f"k{n}" for n in range(4 * PARTITIONS))
+                if client.router.node_of(client.partition_of(key)).port == node.ports["kv"]
+            }
+        node.kill()
+        yield _next_write([one.kv for one in others], next(iter(owned.values())))
+        node.start()
+        _until_settled(others[0], len(nodes))
+        others[0].command("cluster", "failover", "--reset")
+
+
+def _next_write(seeds: list[str], key: str) -> float:
+    begun = time.monotonic()
+    while time.monotonic() < begun + WAIT_S:
+        try:
+            with millstream.connect(seeds, timeout_s=5.0) as client:
+                client.upsert(key, {"at": begun}, durability="majority")
+                return time.monotonic() - begun
+        except MillstreamError:
+            time.sleep(RETRY_S)
+    raise RuntimeError("nobody serves the partition")
+
+
+class _Writer:
+    def __init__(self, seeds: list[str]) -> None:
+        self.times: list[float] = []
+        self.errors = 0
+        self._seeds = seeds
+        self._stop = threading.Event()
+        self._thread = threading.Thread(target=self._run)
+        self._thread.start()
+
+    def figures(self) -> Figures:
+        """Stop, and return what was measured."""
+        self._stop.set()
+        self._thread.join()
+        times = sorted(self.times)
+        return {
+            "per_s": len(times) / sum(times),
+            "p99_ms": times[int(len(times) * 0.99)] * 1000,
+            "gap_s": times[-1],
+            "errors": self.errors,
+        }
+
+    def _run(self) -> None:
+        number = 0
+        with millstream.connect(self._seeds, timeout_s=15.0) as client:
+            while not self._stop.is_set():
+                begun = time.monotonic()
+                number += 1
+                try:
+                    client.upsert(f"w{number % 1000}", {"n": number}, durability="majority")
+                except MillstreamError:
+                    self.errors += 1
+                self.times.append(time.monotonic() - begun)
+
+
+def _moves(nodes: list[Member], fourth: Member) -> Figures:
+    writer = _Writer([node.kv for node in nodes])
+    time.sleep(WRITER_S)
+    calm = writer.figures()
+    writer, begun = _Writer([node.kv for node in nodes]), time.monotonic()
+    fourth.command("cluster", "join", f"127.0.0.1:{nodes[0].ports['http']}")
+    nodes[0].command("cluster", "rebalance", "--wait")
+    _until_settled(nodes[0], 4)
+    nodes[0].command("cluster", "remove", "n4")
+    _until_settled(nodes[0], 3)
+    moving_s = time.monotonic() - begun
+    return {"calm": calm, "moving": writer.figures(), "moving_s": moving_s}
