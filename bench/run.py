@@ -11,8 +11,8 @@ How it measures:
 
 Elsewhere: the change stream (streams.py), the engine (engine.py), views (views.py), Spark
 (spark.py), coordination (coordination.py, primitives.py), documents over HTTP (documents.py),
-loading beyond memory (loading.py), clusters (clusters.py), what is printed (report.py), the servers
-(servers.py).
+loading beyond memory (loading.py), clusters (clusters.py), what is printed (report.py), the
+servers (servers.py).
 """
 
 import argparse
