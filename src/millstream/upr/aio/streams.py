@@ -39,7 +39,7 @@ __all__ = ["PORT_DEFAULT", "Access", "BucketStreams", "LostError", "Session", "l
 _LOG = logging.getLogger(__name__)
 PORT_DEFAULT: Final = 11210
 NEWER_MAP_S: Final = 1.0
-"""How long each further node is waited for that may have a newer map than the one that answered."""
+"""Longest wait for each further node, once one has answered that has no newer map."""
 
 
 class LostError(Exception):
