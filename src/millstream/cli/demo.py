@@ -54,9 +54,8 @@ def command(
     from millstream.demo.report import summary_of, table_of, write_report
 
     console = Console(highlight=False)
-    console.print(
-        "[bold]Millstream demo[/]: flights in, change stream out, Spark views, checked\n"
-    )
+    what = "a cluster that runs itself" if cluster else "Spark views"
+    console.print(f"[bold]Millstream demo[/]: flights in, change stream out, {what}, checked\n")
     outcome = _run(console, workdir.absolute(), flights=flights, keep=keep, cluster=cluster)
     page = write_report(outcome, workdir.absolute(), with_plots=not no_plots)
     console.print()

@@ -5,8 +5,8 @@ Invariants:
    again.
 2. The loader writes the changes of a key in order. What was not acknowledged is written again,
    with all that follows it.
-3. Whoever asks for views takes the index as it is. An answer with status 200 that has fewer
-   flights than `floor` is short.
+3. Whoever asks for views takes the index as it is. It never goes back: an answer with status 200
+   that lacks more than the flights that are cancelled is short.
 
 Elsewhere: the changes (`flights`), the play (`cluster`), PouchDB (`pouchdb`).
 """
@@ -143,6 +143,7 @@ class ViewAsker(_Worker):
     Args:
         nodes: returns those to be asked.
         path: of the view.
+        cancelled: how many flights may vanish, at most.
         on_error: called with each error.
     """
 
@@ -150,23 +151,25 @@ class ViewAsker(_Worker):
         self,
         nodes: Callable[[], list[HttpClient]],
         path: str,
+        cancelled: int,
         on_error: Callable[[str, MillstreamError], None],
     ) -> None:
         super().__init__("view asker")
         self._nodes, self._path, self._on_error = nodes, path, on_error
+        self._cancelled = cancelled
         self.answers = 0
         self.flights = 0
         """Flights of the last answer."""
-        self.floor = 0
-        """No answer has fewer from now on."""
+        self.most = 0
+        """Flights of the answer with the most."""
         self.short: Counter[str] = Counter()
-        """Answers with fewer, by node."""
+        """Short answers, by node."""
 
     def work(self) -> None:
         """Ask until told to stop."""
         while not self._stop.wait(_PAUSE_S):
             for http in self._nodes():
-                floor = self.floor
+                floor = self.most - self._cancelled
                 try:
                     rows = http.request("GET", f"{self._path}?update=false")["rows"]
                 except MillstreamError as error:
@@ -174,6 +177,7 @@ class ViewAsker(_Worker):
                     continue
                 self.answers += 1
                 self.flights = sum(row["value"] for row in rows)
+                self.most = max(self.most, self.flights)
                 if self.flights < floor:
                     self.short[http.address] += 1
 

@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from millstream.demo.run import Outcome
+    from millstream.demo.timeline import Timeline
 
 __all__ = ["figures_of", "summary_of", "table_of", "write_report"]
 
@@ -184,24 +185,31 @@ def _pictures(outcome: Outcome) -> dict[str, bytes]:
     mpl.use("agg")
     from matplotlib import pyplot
 
-    run = ("changes_and_rows", _draw_run, (9, 4))
-    if outcome.timeline is not None:
-        run = ("timeline", _draw_timeline, (9, 9))
     drawn: dict[str, bytes] = {}
+    if outcome.timeline is not None:
+        figure = pyplot.figure(figsize=(9, 9))
+        _draw_timeline(figure, outcome.timeline)
+        drawn["timeline"] = _png(pyplot, figure)
     for name, draw, size in (
-        run,
+        ("changes_and_rows", _draw_run, (9, 4)),
         ("mean_delay_by_carrier", _draw_carriers, (9, 4)),
         ("flights_by_hour", _draw_hours, (9, 4)),
         ("mean_delay_by_month_and_route", _draw_routes, (9, 6)),
     ):
-        figure = pyplot.figure(figsize=size)
-        draw(figure, outcome) if draw is _draw_timeline else draw(figure.gca(), outcome)
-        figure.tight_layout()
-        data = io.BytesIO()
-        figure.savefig(data, format="png", dpi=100)
-        pyplot.close(figure)
-        drawn[name] = data.getvalue()
+        if draw is _draw_run and outcome.timeline is not None:
+            continue  # the timeline shows it
+        figure, axes = pyplot.subplots(figsize=size)
+        draw(axes, outcome)
+        drawn[name] = _png(pyplot, figure)
     return drawn
+
+
+def _png(pyplot: Any, figure: Any) -> bytes:
+    figure.tight_layout()
+    data = io.BytesIO()
+    figure.savefig(data, format="png", dpi=100)
+    pyplot.close(figure)
+    return data.getvalue()
 
 
 def _draw_run(axes: Any, outcome: Outcome) -> None:
@@ -214,9 +222,7 @@ def _draw_run(axes: Any, outcome: Outcome) -> None:
     axes.legend()
 
 
-def _draw_timeline(figure: Any, outcome: Outcome) -> None:
-    timeline = outcome.timeline
-    assert timeline is not None, "a run of a cluster has a timeline"
+def _draw_timeline(figure: Any, timeline: Timeline) -> None:
     moments = timeline.moments
     seconds = [one.seconds for one in moments]
     speed, told, served = figure.subplots(3, sharex=True)
@@ -235,7 +241,8 @@ def _draw_timeline(figure: Any, outcome: Outcome) -> None:
     for axes in (speed, told, served):
         for at, _ in timeline.marks:
             axes.axvline(at, color="#888", linewidth=0.5)
-        axes.legend(loc="upper left")
+        if axes.get_legend_handles_labels()[0]:
+            axes.legend(loc="upper left")
     for at, text in timeline.marks:
         speed.text(at, speed.get_ylim()[1], text, rotation=60, fontsize=7)
 
