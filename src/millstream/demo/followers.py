@@ -15,6 +15,7 @@ from __future__ import annotations
 
 import threading
 import time
+from abc import ABC, abstractmethod
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
@@ -38,7 +39,7 @@ _PAUSE_S: Final = 0.2
 _STOP_S: Final = 60.0
 
 
-class _Worker:
+class _Worker(ABC):
     """A thread that works until it is told to stop; `check` raises what it ended with."""
 
     def __init__(self, name: str) -> None:
@@ -70,9 +71,9 @@ class _Worker:
         except BaseException as error:  # noqa: BLE001 - `check` raises it
             self._error = error
 
+    @abstractmethod
     def work(self) -> None:
         """Work until `_stop` is set."""
-        raise NotImplementedError
 
 
 def steps_of(changes: Iterator[Change]) -> Iterator[list[Change]]:

@@ -14,7 +14,7 @@ import sqlite3
 import subprocess
 import sys
 import threading
-from collections.abc import Coroutine
+from abc import ABC, abstractmethod
 from pathlib import Path
 from typing import Any, Self
 
@@ -47,7 +47,7 @@ class History:
         return {key: value for key, value in held.items() if value is not None}
 
 
-class _Follower:
+class _Follower(ABC):
     """A coroutine that follows, in a thread with an event loop."""
 
     def __init__(self) -> None:
@@ -88,9 +88,9 @@ class _Follower:
         else:
             self.error = AssertionError("it came to an end")
 
-    def follow(self) -> Coroutine[Any, Any, None]:
+    @abstractmethod
+    async def follow(self) -> None:
         """Follow until cancelled."""
-        raise NotImplementedError
 
 
 class Reading(_Follower):
