@@ -316,7 +316,7 @@ class _Play:
         for name in self._nodes.names:
             for one in self._nodes.http(name).request("GET", path)["standings"]:
                 if one["state"] in ("active", "replica"):
-                    place = one["branch"], one["high_seqno"]
+                    place = one["branch_at_end"], one["complete_end"]
                     copies.setdefault(one["partition"], []).append((one["state"], place))
         wrong = PARTITIONS - len(copies)
         for found in copies.values():

@@ -12,6 +12,8 @@ from millstream.demo.cluster import COPIES, _Play
 from millstream.demo.run import Outcome
 from millstream.demo.timeline import Timeline
 from millstream.demo.truth import Truth
+from millstream.model.partitions import PartitionState
+from millstream.model.standing import Standing, standing_to_json
 
 
 @pytest.fixture
@@ -41,8 +43,9 @@ def test_what_is_missing_too_much_or_wrong_differs(play):
 )
 def test_copies_are_compared_with_the_active_one(play, copies, wrong):
     def http(name):
-        state, high = copies[int(name)]
-        one = {"partition": 0, "state": state, "branch": 1, "high_seqno": high}
+        state, end = copies[int(name)]
+        kind = PartitionState[state.upper()]
+        one = standing_to_json(Standing(0, kind, 1, 1, end, end, 1, is_intact=True, is_whole=True))
         return SimpleNamespace(request=lambda method, path: {"standings": [one]})
 
     play._nodes = SimpleNamespace(names=[str(n) for n in range(COPIES)], http=http)
