@@ -57,6 +57,7 @@ class Members:
         self._work_dir, self._bucket = work_dir, bucket
         self._running: dict[str, Child] = {}
         self._ready: dict[str, dict[str, Any]] = {}
+        self._joined: set[str] = set()
         self._starts = 0
 
     def __enter__(self) -> Self:
@@ -68,13 +69,13 @@ class Members:
 
     @property
     def names(self) -> list[str]:
-        """The nodes that run."""
-        return [*self._running]
+        """The members that run."""
+        return [name for name in self._running if name in self._joined]
 
     @property
     def kv_addresses(self) -> str:
-        """HOST:PORT of the kv listeners of all nodes that run, separated by commas."""
-        return ",".join(str(self._ready[name]["kv"]) for name in self._running)
+        """HOST:PORT of the kv listeners of the members that run, separated by commas."""
+        return ",".join(str(self._ready[name]["kv"]) for name in self.names)
 
     def start(self, name: str) -> None:
         """Start a node, or start it again.
@@ -129,12 +130,14 @@ class Members:
         for name in names:
             self.start(name)
         self.command(first, "cluster", "init", "--name", "demo", "--json")
+        self._joined.add(first)
         for name in names[1:]:
             self.join(name, first)
 
     def join(self, name: str, to: str) -> None:
         """Have a node join that was started."""
         self.command(name, "cluster", "join", str(self._ready[to]["http"]), "--json")
+        self._joined.add(name)
 
     def http(self, name: str) -> HttpClient:
         """Return the HTTP port of a node."""

@@ -48,16 +48,13 @@ def table_of(outcome: Outcome) -> Table:
 
 def summary_of(outcome: Outcome) -> str:
     """Return what was written and streamed, in a sentence or two."""
-    text = (
-        f"{outcome.written:,} changes written, {outcome.streamed:,} rows streamed (fewer: the "
-        "stream de-duplicates)"
-    )
+    text = f"{outcome.written:,} changes written, {outcome.streamed:,} rows streamed"
     if (timeline := outcome.timeline) is not None:
         rollbacks = timeline.moments[-1].rollbacks if timeline.moments else 0
         return f"{text}, {rollbacks:,} rollbacks, {timeline.errors.total():,} errors of clients"
     return (
-        f"{text}, {outcome.updates:,} updates and {outcome.deletes:,} deletes of rows already "
-        "applied"
+        f"{text} (fewer: the stream de-duplicates), {outcome.updates:,} updates and "
+        f"{outcome.deletes:,} deletes of rows already applied"
     )
 
 
