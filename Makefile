@@ -34,7 +34,7 @@ unexport PYTHONDONTWRITEBYTECODE
 
 .DEFAULT_GOAL := help
 .NOTPARALLEL:
-.PHONY: help setup accelerator lock upgrade format lint types unit quick test ci test-tools java demo \
+.PHONY: help setup accelerator lock upgrade format lint types unit quick test ci test-tools java demo demo-cluster \
 	bench clusters faults conformance pipelines e2e crash soak soak-views simulate manager sites fuzz sim sim-change sim-long sim-mutants kills nemesis coverage docs reference wheel clean distclean
 
 help: ## list the targets
@@ -203,6 +203,9 @@ coverage: $(TEST) ## line and branch coverage of the unit tests
 
 demo: $(RUN) accelerator java ## flights in, stream out, views kept by Spark, all checked (ARGS="--flights 20000")
 	@$(VENV)/bin/millstream demo $(ARGS)
+
+demo-cluster: $(RUN) accelerator java ## three nodes: one killed, one added, one removed meanwhile; all checked (3 min)
+	@$(VENV)/bin/millstream demo --cluster $(ARGS)
 
 bench: $(RUN) accelerator java ## benchmarks; writes docs/benchmarks.md
 	@$(PY) bench/run.py $(ARGS)

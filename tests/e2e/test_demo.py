@@ -1,4 +1,4 @@
-"""`millstream demo`, the main job, on the first flights of the file."""
+"""`millstream demo`, the main job, and its cluster, on the first flights of the file."""
 
 import json
 import os
@@ -39,3 +39,27 @@ def test_the_first_flights(tmp_path: Path) -> None:
     assert page.count("data:image/png;base64,") == 4
     assert not (work / "node").exists()
     assert not (work / "state").exists()
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(600)
+def test_a_cluster_whose_nodes_die_come_and_go(tmp_path: Path) -> None:
+    work = tmp_path / "work"
+    words = ["demo", "--cluster", "--flights", str(FLIGHTS), "--workdir", str(work), "--no-plots"]
+    done = subprocess.run(
+        [sys.executable, "-m", "millstream", *words],
+        env={"JDK_JAVA_OPTIONS": JAVA, **os.environ, "COLUMNS": "120"},
+        capture_output=True, text=True, check=False,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stdout + done.stderr
+    figures = json.loads((work / "figures.json").read_text())
+    assert figures["is_right"]
+    assert {step["name"] for step in figures["steps"]} >= {"fail-over", "return", "add", "remove"}
+    assert {check["name"] for check in figures["checks"]} >= {
+        "documents that differ", "rows of the Spark table that differ",
+        "copies that differ from the active one", "rows of routes/delay_by_route",
+        "view answers that were short",
+    }  # fmt: skip
+    nodes = {name for one in figures["timeline"]["moments"] for name in one["active"]}
+    assert nodes == {"n1", "n2", "n3", "n4"}
+    assert not (work / "nodes").exists()

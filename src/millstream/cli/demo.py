@@ -1,22 +1,36 @@
 """`millstream demo`: the main job on real data, checked against an independent computation.
 
-Elsewhere: what it does (`demo.run`), pictures and page (`demo.report`).
+Elsewhere: what it does (`demo.run`, `demo.cluster`), pictures and page (`demo.report`).
 """
 
 from __future__ import annotations
 
 from importlib import import_module
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 from rich.console import Console
+
+if TYPE_CHECKING:
+    from millstream.demo.run import Outcome
 
 __all__ = ["command"]
 
 FlightsOption = Annotated[
     int | None,
-    typer.Option("--flights", min=1, metavar="N", help="The first N rows of the file; all."),
+    typer.Option(
+        "--flights",
+        min=1,
+        metavar="N",
+        help="The first N rows of the file. Default all; with --cluster 20000.",
+    ),
+]
+ClusterOption = Annotated[
+    bool,
+    typer.Option(
+        "--cluster", help="Three nodes: one is killed, one is added, one is removed meanwhile."
+    ),
 ]
 WorkdirOption = Annotated[
     Path,
@@ -33,31 +47,38 @@ def command(
     workdir: WorkdirOption = Path("demo-out"),
     keep: KeepOption = False,
     no_plots: NoPlotsOption = False,
+    cluster: ClusterOption = False,
 ) -> None:
     """Load the flights of New York 2013, follow them with Spark, and check every view row."""
     _require(with_plots=not no_plots)
-    from millstream.demo.report import table_of, write_report
-    from millstream.demo.run import run_demo
+    from millstream.demo.report import summary_of, table_of, write_report
 
     console = Console(highlight=False)
-    console.print(
-        "[bold]Millstream demo[/]: flights in, change stream out, Spark views, checked\n"
-    )
-    outcome = run_demo(console, workdir.absolute(), flights=flights, keep=keep)
+    what = "a cluster that runs itself" if cluster else "Spark views"
+    console.print(f"[bold]Millstream demo[/]: flights in, change stream out, {what}, checked\n")
+    outcome = _run(console, workdir.absolute(), flights=flights, keep=keep, cluster=cluster)
     page = write_report(outcome, workdir.absolute(), with_plots=not no_plots)
     console.print()
     console.print(table_of(outcome))
     for check in outcome.checks:
         for sample in check.samples:
             console.print(f"  [red]{check.name}[/]: {sample}", markup=True)
-    console.print(
-        f"{outcome.written:,} changes written, {outcome.streamed:,} rows streamed (fewer: the "
-        f"stream de-duplicates), {outcome.updates:,} updates and {outcome.deletes:,} deletes of "
-        "rows already applied"
-    )
+    console.print(summary_of(outcome))
     console.print(f"report: {page}")
     if not outcome.is_right:
         raise typer.Exit(1)
+
+
+def _run(
+    console: Console, workdir: Path, *, flights: int | None, keep: bool, cluster: bool
+) -> Outcome:
+    if cluster:
+        from millstream.demo.cluster import FLIGHTS_DEFAULT, run_cluster_demo
+
+        return run_cluster_demo(console, workdir, flights=flights or FLIGHTS_DEFAULT, keep=keep)
+    from millstream.demo.run import run_demo
+
+    return run_demo(console, workdir, flights=flights, keep=keep)
 
 
 def _require(*, with_plots: bool) -> None:

@@ -8,6 +8,9 @@ Invariants:
 4. While items are refused for the moment no new ones are taken, so hardly more than were in
    flight wait to be repeated. They are final when nothing was done for the timeout; so are
    later ones then, at once, until something is done again.
+5. Items whose node cannot be connected to, where there are others, were not sent: they count as
+   refused for the moment, since another node may take its place. It is an error when nothing was
+   done for the timeout.
 
 Elsewhere: frames of the commands (`client.kv`). Replies are matched by opaque, so a node may
 answer durable writes late and out of order.
@@ -16,11 +19,12 @@ answer durable writes late and out of order.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator
+from contextlib import suppress
 from typing import Any, Final, Generic, TypeVar
 
 from millstream.client.routing import Backoff, Router, is_transient
-from millstream.errors import RemoteProtocolError
-from millstream.wire.mcbp import Packet, Status
+from millstream.errors import RemoteProtocolError, UnavailableError
+from millstream.wire.mcbp import RESPONSE, Packet, Status
 
 __all__ = ["IN_FLIGHT_BYTES_MAX", "IN_FLIGHT_MAX", "exchange"]
 
@@ -28,6 +32,8 @@ IN_FLIGHT_MAX: Final = 4096
 IN_FLIGHT_BYTES_MAX: Final = 4 * 1024 * 1024
 _SEND_ITEMS: Final = 512
 _SEND_BYTES: Final = 128 * 1024
+
+_NOT_SENT: Final = Packet(RESPONSE, 0, 0, Status.ETMPFAIL, 0, 0, b"", b"", b"", b"")
 
 _Item = TypeVar("_Item", bound=tuple[Any, ...])
 _Encode = Callable[[_Item, int], tuple[int, bytes]]
@@ -44,13 +50,15 @@ def exchange(
         encode: (item, opaque) -> (partition, frame).
 
     Raises:
-        UnavailableError: a connection broke; items not yet yielded may or may not have been done.
+        UnavailableError: a connection broke, and items not yet yielded may or may not have been
+            done; a node cannot be connected to for longer than the timeout.
     """
     backoff: Backoff | None = None
     feed = _Feed(items)
     while not feed.is_over:
         is_stuck = True
-        for item, packet in _once(router, feed.turn(), encode):
+        away: list[UnavailableError] = []
+        for item, packet in _once(router, feed.turn(), encode, away):
             if is_transient(packet.status):
                 feed.put_back(item, packet)
                 continue
@@ -61,7 +69,10 @@ def exchange(
         if feed.refused:
             backoff = backoff if backoff and is_stuck else Backoff(router.timeout_s)
             if backoff.wait():
-                router.refresh_map()
+                with suppress(UnavailableError):  # the next try says so
+                    router.refresh_map()
+            elif away:
+                raise away[0]
             else:
                 yield from feed.give_up()
 
@@ -108,9 +119,15 @@ class _Feed(Generic[_Item]):
 
 
 def _once(
-    router: Router, items: Iterable[_Item], encode: _Encode[_Item]
+    router: Router,
+    items: Iterable[_Item],
+    encode: _Encode[_Item],
+    away: list[UnavailableError],
 ) -> Iterator[tuple[_Item, Packet]]:
-    """Send every item once; yield replies as they come."""
+    """Send every item once; yield replies as they come.
+
+    An item that was not sent (invariant 5) comes with `_NOT_SENT`; why is added to `away`.
+    """
     lanes: dict[int, _Lane[_Item]] = {}
     opaque = 0
     try:
@@ -120,7 +137,14 @@ def _once(
             owner = router.map.owners[partition_id]
             lane = lanes.get(owner)
             if lane is None:
-                lane = lanes[owner] = _Lane(router, partition_id)
+                try:
+                    lane = lanes[owner] = _Lane(router, partition_id)
+                except UnavailableError as error:
+                    if len(router.map.nodes) == 1:
+                        raise
+                    away.append(error)
+                    yield item, _NOT_SENT
+                    continue
             if lane.add(opaque, item, frame):
                 lane.send()
                 yield from lane.receive_until(IN_FLIGHT_MAX // 2)

@@ -1,4 +1,4 @@
-"""The two processes of the demonstration: a node, and the pipeline that follows it.
+"""The processes of the demonstration: nodes, and the pipeline that follows them.
 
 Invariants:
 1. What is started is stopped when the block ends, whatever ended it.
@@ -13,6 +13,7 @@ import signal
 import subprocess
 import sys
 import time
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Final, Self
 
@@ -20,7 +21,7 @@ import msgspec
 
 from millstream.errors import UnavailableError
 
-__all__ = ["Child", "start_node", "start_pipeline"]
+__all__ = ["READY_S", "Child", "serve_words", "start_node", "start_pipeline"]
 
 READY_S: Final = 60.0
 STOP_S: Final = 60.0
@@ -120,10 +121,8 @@ def start_node(
 
     `options`: more of `serve`. `address`: HOST:PORT for its kv listener.
     """
-    arguments = ["serve", "--data", str(work_dir / "node"), "--bucket", bucket, *options]
-    arguments += ["--kv", address, "--http", _FREE]
-    arguments += ["--no-memcached", "--no-coord", "--no-ninep", "--no-peer"]
-    arguments += ["--python-module", _FUNCTIONS]
+    arguments = serve_words(work_dir / "node", {"kv": address, "http": _FREE})
+    arguments += ["--bucket", bucket, "--no-coord", "--no-peer", *options]
     node = Child(work_dir, "node", arguments)
     try:
         ready = node.wait_for_lines(1, READY_S)[0]
@@ -131,6 +130,14 @@ def start_node(
         node.stop()
         raise
     return node, str(ready["kv"])
+
+
+def serve_words(data: Path, listeners: Mapping[str, str]) -> list[str]:
+    """Return the words that start a node: its directory, and HOST:PORT of its listeners."""
+    words = ["serve", "--data", str(data), "--no-memcached", "--no-ninep"]
+    for name, address in listeners.items():
+        words += [f"--{name}", address]
+    return [*words, "--python-module", _FUNCTIONS]
 
 
 def start_pipeline(work_dir: Path, address: str, bucket: str, designs: list[str]) -> Child:

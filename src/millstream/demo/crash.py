@@ -28,7 +28,7 @@ from millstream.pipelines import ParquetTarget, apply_changes, local_session
 if TYPE_CHECKING:
     from millstream.demo.flights import Replay
 
-__all__ = ["CrashAct", "play_crash"]
+__all__ = ["CrashAct", "errors_to", "play_crash"]
 
 BUCKET: Final = "crash"
 CHANGES_MAX: Final = 6_000
@@ -52,7 +52,7 @@ def play_crash(work_dir: Path, replay: Replay) -> CrashAct:
     directory.mkdir()
     node, address = start_node(directory, BUCKET, *_NEVER_FLUSH)
     try:
-        with _errors_to(work_dir / "crash.log"):
+        with errors_to(work_dir / "crash.log"):
             session = local_session("millstream-demo", work_dir=directory)
         try:
             source = {"hosts": address, "bucket": BUCKET, "rollback": "rows"}
@@ -65,7 +65,7 @@ def play_crash(work_dir: Path, replay: Replay) -> CrashAct:
 
 
 @contextmanager
-def _errors_to(file: Path) -> Iterator[None]:
+def errors_to(file: Path) -> Iterator[None]:
     """Write the errors of processes started meanwhile to a file: Java and its children."""
     sys.stderr.flush()
     kept = os.dup(_STDERR)

@@ -10,6 +10,7 @@ from __future__ import annotations
 import base64
 import io
 from html import escape
+from itertools import pairwise
 from typing import TYPE_CHECKING, Any, Final
 
 import msgspec
@@ -19,8 +20,9 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from millstream.demo.run import Outcome
+    from millstream.demo.timeline import Timeline
 
-__all__ = ["figures_of", "table_of", "write_report"]
+__all__ = ["figures_of", "summary_of", "table_of", "write_report"]
 
 _ROUTES_SHOWN: Final = 20
 _MONTHS: Final = ("Jan", "Feb", "Mar", "Apr", "May", "Jun",
@@ -44,6 +46,18 @@ def table_of(outcome: Outcome) -> Table:
     return table
 
 
+def summary_of(outcome: Outcome) -> str:
+    """Return what was written and streamed, in a sentence or two."""
+    text = f"{outcome.written:,} changes written, {outcome.streamed:,} rows streamed"
+    if (timeline := outcome.timeline) is not None:
+        rollbacks = timeline.moments[-1].rollbacks if timeline.moments else 0
+        return f"{text}, {rollbacks:,} rollbacks, {timeline.errors.total():,} errors of clients"
+    return (
+        f"{text} (fewer: the stream de-duplicates), {outcome.updates:,} updates and "
+        f"{outcome.deletes:,} deletes of rows already applied"
+    )
+
+
 def figures_of(outcome: Outcome) -> bytes:
     """Return the figures of a run as JSON."""
     figures = {
@@ -58,6 +72,15 @@ def figures_of(outcome: Outcome) -> bytes:
         ],
         "checks": outcome.checks,
     }
+    if (timeline := outcome.timeline) is not None:
+        figures["timeline"] = {
+            "moments": timeline.moments,
+            "marks": timeline.marks,
+            "errors": [
+                {"who": who, "code": code, "count": count, "first": timeline.texts[who, code]}
+                for (who, code), count in sorted(timeline.errors.items())
+            ],
+        }
     return msgspec.json.format(msgspec.json.encode(figures))
 
 
@@ -82,9 +105,7 @@ def _page(outcome: Outcome, pictures: dict[str, bytes]) -> str:
         f"<!doctype html><html lang=en><meta charset=utf-8><title>Millstream demo</title>"
         f"<style>{_STYLE}</style><h1>Millstream: the flights of New York 2013</h1>"
         f"<p class={verdict}>{said}</p>"
-        f"<p>{outcome.written:,} changes were written, {outcome.streamed:,} rows were streamed "
-        f"(the stream de-duplicates); {outcome.updates:,} updates and {outcome.deletes:,} "
-        "deletes of rows already applied were seen.</p>",
+        f"<p>{summary_of(outcome)}.</p>",
         "<h2>Checks</h2>",
         _html_table(
             ("check", "expected", "found", "differences", "verdict"),
@@ -99,6 +120,7 @@ def _page(outcome: Outcome, pictures: dict[str, bytes]) -> str:
             ("step", "seconds", "what"),
             [(name, f"{seconds:.1f}", text) for name, seconds, text in outcome.steps],
         ),
+        *_errors(outcome),
         *(_picture(name, data) for name, data in pictures.items()),
         "<h2>Delay by carrier</h2>",
         _html_table(("carrier", "flights", "mean delay, minutes", "least", "most"), [
@@ -109,6 +131,21 @@ def _page(outcome: Outcome, pictures: dict[str, bytes]) -> str:
         "</html>",
     ]  # fmt: skip
     return "\n".join(parts)
+
+
+def _errors(outcome: Outcome) -> list[str]:
+    if (timeline := outcome.timeline) is None:
+        return []
+    return [
+        "<h2>Errors that clients had</h2>",
+        _html_table(
+            ("who", "code", "how often", "the first"),
+            [
+                (who, code, count, timeline.texts[who, code])
+                for (who, code), count in sorted(timeline.errors.items())
+            ],
+        ),
+    ]
 
 
 def _picture(name: str, data: bytes) -> str:
@@ -146,20 +183,30 @@ def _pictures(outcome: Outcome) -> dict[str, bytes]:
     from matplotlib import pyplot
 
     drawn: dict[str, bytes] = {}
+    if outcome.timeline is not None:
+        figure = pyplot.figure(figsize=(9, 9))
+        _draw_timeline(figure, outcome.timeline)
+        drawn["timeline"] = _png(pyplot, figure)
     for name, draw, size in (
         ("changes_and_rows", _draw_run, (9, 4)),
         ("mean_delay_by_carrier", _draw_carriers, (9, 4)),
         ("flights_by_hour", _draw_hours, (9, 4)),
         ("mean_delay_by_month_and_route", _draw_routes, (9, 6)),
     ):
+        if draw is _draw_run and outcome.timeline is not None:
+            continue  # the timeline shows it
         figure, axes = pyplot.subplots(figsize=size)
         draw(axes, outcome)
-        figure.tight_layout()
-        data = io.BytesIO()
-        figure.savefig(data, format="png", dpi=100)
-        pyplot.close(figure)
-        drawn[name] = data.getvalue()
+        drawn[name] = _png(pyplot, figure)
     return drawn
+
+
+def _png(pyplot: Any, figure: Any) -> bytes:
+    figure.tight_layout()
+    data = io.BytesIO()
+    figure.savefig(data, format="png", dpi=100)
+    pyplot.close(figure)
+    return data.getvalue()
 
 
 def _draw_run(axes: Any, outcome: Outcome) -> None:
@@ -170,6 +217,36 @@ def _draw_run(axes: Any, outcome: Outcome) -> None:
     axes.step(seconds, streamed, where="post", label="rows streamed into the views")
     axes.set_xlabel("seconds since the start")
     axes.legend()
+
+
+def _draw_timeline(figure: Any, timeline: Timeline) -> None:
+    moments = timeline.moments
+    seconds = [one.seconds for one in moments]
+    speed, told, served = figure.subplots(3, sharex=True)
+    for label in ("written", "streamed"):
+        speed.plot(seconds[1:], _rates(seconds, [getattr(m, label) for m in moments]), label=label)
+    speed.set_ylabel("changes a second")
+    for label in ("errors", "rollbacks"):
+        told.step(seconds, [getattr(m, label) for m in moments], where="post", label=label)
+    told.set_ylabel("so far")
+    names = sorted({name for one in moments for name in one.active})
+    shares = [[one.active.get(name, 0) for one in moments] for name in names]
+    if names:
+        served.stackplot(seconds, *shares, labels=names)
+    served.set_ylabel("partitions active")
+    served.set_xlabel("seconds since the start")
+    for axes in (speed, told, served):
+        for at, _ in timeline.marks:
+            axes.axvline(at, color="#888", linewidth=0.5)
+        if axes.get_legend_handles_labels()[0]:
+            axes.legend(loc="upper left")
+    for at, text in timeline.marks:
+        speed.text(at, speed.get_ylim()[1], text, rotation=60, fontsize=7)
+
+
+def _rates(seconds: list[float], counts: list[int]) -> list[float]:
+    steps = pairwise(zip(seconds, counts, strict=True))
+    return [(after - before) / max(end - start, 1e-9) for (start, before), (end, after) in steps]
 
 
 def _draw_carriers(axes: Any, outcome: Outcome) -> None:

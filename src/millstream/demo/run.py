@@ -35,6 +35,7 @@ from millstream.demo.checks import Check, check_number, check_that, check_views
 from millstream.demo.children import Child, start_node, start_pipeline
 from millstream.demo.crash import play_crash
 from millstream.demo.flights import Replay, find_flights, read_flights
+from millstream.demo.timeline import Timeline
 from millstream.demo.truth import Truth, compute_truth
 from millstream.demo.views import DESIGNS
 from millstream.errors import UnavailableError, UsageError
@@ -47,7 +48,7 @@ if TYPE_CHECKING:
 
     from millstream.client.kv import Client
 
-__all__ = ["BUCKET", "Outcome", "Sample", "run_demo"]
+__all__ = ["BUCKET", "VIEWS", "Outcome", "Sample", "clean", "prepare", "run_demo"]
 
 BUCKET: Final = "flights"
 VIEWS: Final = ("flights/delay_by_carrier", "flights/flights_by_hour", "routes/delay_by_route")
@@ -56,6 +57,7 @@ SPARK_START_S: Final = 180.0
 CATCH_UP_S: Final = 600.0
 _POLL_S: Final = 0.25
 _MARK: Final = ".millstream-demo"
+_DIRECTORIES: Final = ("node", "nodes", "state", "spark", "crash")
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,6 +82,8 @@ class Outcome:
     streamed: int = 0
     updates: int = 0
     deletes: int = 0
+    timeline: Timeline | None = None
+    """Of a run with a cluster."""
 
     @property
     def is_right(self) -> bool:
@@ -103,22 +107,27 @@ def run_demo(
         UnavailableError: a part did not start, ended, or did not catch up.
     """
     archive = find_flights()
-    _prepare(work_dir)
+    prepare(work_dir)
     demo = _Demo(console, work_dir)
     with ExitStack() as stack:
         if not keep:
-            stack.callback(_clean, work_dir)
+            stack.callback(clean, work_dir)
         outcome = demo.play(stack, archive, flights)
     if keep:
         (work_dir / _MARK).unlink()
     return outcome
 
 
-def _prepare(work_dir: Path) -> None:
+def prepare(work_dir: Path) -> None:
+    """Make the work directory, or take the one of an interrupted run.
+
+    Raises:
+        UsageError: `not_empty`: it holds a run that was kept.
+    """
     work_dir.mkdir(parents=True, exist_ok=True)
     if (work_dir / _MARK).exists():
-        _clean(work_dir)  # what an interrupted run left
-    if (work_dir / "node").exists() or (work_dir / "state").exists():
+        clean(work_dir)  # what an interrupted run left
+    if any((work_dir / name).exists() for name in _DIRECTORIES):
         raise UsageError(
             f"{work_dir} holds a run that was kept: remove it, or choose another --workdir",
             code="not_empty",
@@ -126,8 +135,9 @@ def _prepare(work_dir: Path) -> None:
     (work_dir / _MARK).touch()
 
 
-def _clean(work_dir: Path) -> None:
-    for name in ("node", "state", "crash"):
+def clean(work_dir: Path) -> None:
+    """Remove what a run has made, but reports and logs."""
+    for name in _DIRECTORIES:
         shutil.rmtree(work_dir / name, ignore_errors=True)
     (work_dir / _MARK).unlink(missing_ok=True)
 

@@ -5,6 +5,7 @@ import pytest
 
 from millstream.client import pipeline
 from millstream.errors import RemoteProtocolError, UnavailableError
+from millstream.wire.cluster_map import NodeAddress
 from millstream.wire.mcbp import Opcode, Packet, Status, response
 
 
@@ -140,3 +141,36 @@ def test_reply_to_nobody(node: Any, client: Any) -> None:
     node.handlers[Opcode.SET] = lambda packet: response(packet.opcode, 0, packet.opaque + 77)
     with pytest.raises(RemoteProtocolError):
         client.apply_many([("a", 1)])
+
+
+def gone(client: Any, owner: int) -> Any:
+    """The client's map with a node that is gone before the one that lives."""
+    router = client._router
+    nodes = (NodeAddress("127.0.0.1", 1), router.map.nodes[0])
+    return router.map._replace(nodes=nodes, owners=(owner,) * 8, revision=owner)
+
+
+def test_what_is_for_a_node_that_is_gone_is_sent_to_the_one_in_its_place(
+    node: Any, client: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    router, asked = client._router, []
+    router.map = gone(client, 0)
+
+    def refresh_map() -> None:
+        asked.append(1)
+        if len(asked) == 1:
+            raise UnavailableError("nobody answers")
+        router.map = router.map._replace(owners=(1,) * 8)
+
+    monkeypatch.setattr(router, "refresh_map", refresh_map)
+    changes = [("k", 1), ("k", 2), ("other", 1)]
+    assert client.apply_many(changes) == (3, [])
+    assert node.documents[b"k"][0] == b"2"
+    assert len(asked) == 2
+
+
+def test_a_node_that_is_gone_for_too_long_is_an_error_that_names_it(client: Any) -> None:
+    client._router.map = gone(client, 0)
+    client._router.timeout_s = 0
+    with pytest.raises(UnavailableError, match=r"cannot connect to 127\.0\.0\.1:1"):
+        client.apply_many([("k", 1)])

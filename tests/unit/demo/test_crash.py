@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from millstream.demo import crash
-from millstream.demo.crash import _Act, _errors_to
+from millstream.demo.crash import _Act, errors_to
 
 
 class Node:
@@ -68,7 +68,7 @@ def test_what_was_lost_and_what_differs_is_counted(
 
 def test_errors_of_what_is_started_go_to_a_file(tmp_path: Path) -> None:
     before = os.fstat(2)
-    with _errors_to(tmp_path / "log"):
+    with errors_to(tmp_path / "log"):
         words = [sys.executable, "-c", "import sys; sys.stderr.write('from a child')"]
         subprocess.run(words, check=True)
     assert (tmp_path / "log").read_text() == "from a child"

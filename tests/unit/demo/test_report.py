@@ -9,9 +9,11 @@ import pytest
 from rich.console import Console
 
 from millstream.demo.checks import check_number
-from millstream.demo.report import figures_of, table_of, write_report
+from millstream.demo.report import figures_of, summary_of, table_of, write_report
 from millstream.demo.run import Outcome, Sample
+from millstream.demo.timeline import Timeline
 from millstream.demo.truth import Truth
+from millstream.errors import UnavailableError
 
 
 @pytest.fixture
@@ -57,3 +59,24 @@ def test_differences_are_shown(outcome, tmp_path):
     console = Console(record=True, width=120, file=io.StringIO())
     console.print(table_of(outcome))
     assert "WRONG" in console.export_text()
+
+
+def test_a_run_of_a_cluster_has_a_timeline_and_the_errors_of_clients(outcome, tmp_path):
+    timeline = outcome.timeline = Timeline()
+    timeline.failed("write", UnavailableError("<gone>", code="timeout"))
+    timeline.mark("n2 is killed")
+    for written in (1, 2, 4):
+        timeline.note(written=written, streamed=written, rollbacks=0, active={"n1": written})
+    text = write_report(outcome, tmp_path).read_text()
+    assert "&lt;gone&gt;" in text
+    assert (tmp_path / "timeline.png").exists()
+    assert not (tmp_path / "changes_and_rows.png").exists()
+    found = json.loads(figures_of(outcome))["timeline"]
+    assert found["errors"] == [{"who": "write", "code": "timeout", "count": 1, "first": "<gone>"}]
+    assert [moment["written"] for moment in found["moments"]] == [1, 2, 4]
+    assert "1 errors of clients" in summary_of(outcome)
+
+
+def test_a_timeline_without_moments_is_drawn(outcome, tmp_path):
+    outcome.timeline = Timeline()
+    assert "timeline" in write_report(outcome, tmp_path).read_text()

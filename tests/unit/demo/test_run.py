@@ -8,24 +8,24 @@ import pytest
 from rich.console import Console
 
 from millstream.demo import run
-from millstream.demo.run import _clean, _Demo, _prepare
+from millstream.demo.run import _Demo, clean, prepare
 from millstream.errors import UsageError
 from millstream.model.position import Position
 
 
 def test_what_an_interrupted_run_left_is_removed(tmp_path):
-    _prepare(tmp_path / "new")
+    prepare(tmp_path / "new")
     (tmp_path / "new" / "node").mkdir()
-    _prepare(tmp_path / "new")
+    prepare(tmp_path / "new")
     assert not (tmp_path / "new" / "node").exists()
-    _clean(tmp_path / "new")
+    clean(tmp_path / "new")
     assert list((tmp_path / "new").iterdir()) == []
 
 
 def test_a_kept_run_is_not_touched(tmp_path):
     (tmp_path / "node").mkdir()
     with pytest.raises(UsageError) as caught:
-        _prepare(tmp_path)
+        prepare(tmp_path)
     assert caught.value.code == "not_empty"
     assert (tmp_path / "node").exists()
 

@@ -48,6 +48,8 @@ __all__ = [
 ]
 
 RECONNECT_S: Final = 30.0
+WAITING_SHOWN_MAX: Final = 5
+"""Partitions that an error names."""
 STOP_S: Final = 2.0
 """Longest wait for a renewal under way when a query stops."""
 RENEW_EVERY_S: Final = LEASE_SECONDS_DEFAULT / 3
@@ -196,14 +198,20 @@ class NodeControl:
         self.partition_ids = tuple(p for p in self.partition_ids if not is_left_out(p, count))
 
     def positions(self) -> Mapping[int, PartitionPosition]:
-        """Return the position of every partition to be read (invariant 2)."""
+        """Return the position of every partition to be read (invariant 2).
+
+        Raises:
+            UnavailableError: `partition_inactive`: of several nodes none serves one for too long.
+        """
         backoff = Backoff(RECONNECT_S)
         while True:
             found = self._ask(lambda client: client.positions(self.partition_ids))
             active = [at for at in found if at.state == PartitionState.ACTIVE]
             is_spread = len(self._client.cluster_map.nodes) > 1
-            if len(active) == len(self.partition_ids) or not is_spread or not backoff.wait():
+            if len(active) == len(self.partition_ids) or not is_spread:
                 return {position.partition_id: position for position in found}
+            if not backoff.wait():
+                raise self._inactive(found)
             _refresh_map(self._client)
 
     def positions_now(self, partition_ids: Collection[int]) -> Mapping[int, PartitionPosition]:
@@ -314,6 +322,27 @@ class NodeControl:
 
     def _ask(self, ask: Callable[[Client], Answer]) -> Answer:
         return ask_again(self._client, ask)
+
+    def _inactive(self, found: Sequence[PartitionPosition]) -> UnavailableError:
+        states = {at.partition_id: at.state.name.lower() for at in found}
+        waiting = [
+            f"{p} ({states.get(p, 'not told')} at {self._owner_of(p)})"
+            for p in self.partition_ids
+            if states.get(p) != PartitionState.ACTIVE.name.lower()
+        ]
+        return UnavailableError(
+            f"waited {RECONNECT_S:g} s for {len(waiting)} partitions of bucket "
+            f"{self._options.bucket!r} to be active where the newest map has them: "
+            f"{', '.join(waiting[:WAITING_SHOWN_MAX])}. Start the query again when the cluster "
+            "serves them",
+            code="partition_inactive",
+            retry="never",
+        )
+
+    def _owner_of(self, partition_id: int) -> str:
+        map_ = self.cluster_map
+        owner = map_.owners[partition_id]
+        return "no node" if owner < 0 else "{}:{}".format(*map_.nodes[owner])
 
     def _durable_unknown(self, partition_ids: Sequence[int]) -> UnavailableError:
         return UnavailableError(

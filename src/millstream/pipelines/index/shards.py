@@ -54,7 +54,8 @@ STOP_WAIT_S: Final = 60.0
 AWAY: Final = (UnavailableError, RoutingError)
 """A node, or what has some partition, is away."""
 _NO_VIEWS: Final = "no_index_role"
-_NOT_TOLD: Final = frozenset({"missing", "bucket_not_found", "not_spark_engine", "other_index"})
+_NOT_HEARD: Final = frozenset({"missing", "bucket_not_found"})
+_NOT_TOLD: Final = _NOT_HEARD | {"not_spark_engine", "other_index"}
 
 Open = Callable[[IndexAddress], AbstractContextManager[IndexWriter]]
 """Returns the writer of a node's index."""
@@ -195,7 +196,8 @@ class ShardRun:
             try:
                 cycle = self._patiently(writer.cycle)
             except ConditionError as error:
-                if error.code != "index_fenced" or not self._patiently(writer.was_made_anew):
+                is_new = error.code == "index_fenced" and self._patiently(writer.was_made_anew)
+                if not is_new and not self._is_starting(error):
                     raise
                 self._take_over(writer)
                 continue
@@ -204,6 +206,10 @@ class ShardRun:
             self._on_cycle(self.address, writer, cycle, time.monotonic() - began)
             if not cycle.parts:  # what was left out is no other at once
                 self._ending.wait(PAUSE_S)
+
+    def _is_starting(self, error: ConditionError) -> bool:
+        """Whether one of several nodes was perhaps started again, and has not heard of it yet."""
+        return self._told_s > 0 and error.code in _NOT_HEARD
 
     def _note(self, number: int, writer: IndexWriter) -> None:
         """All that can be read is committed."""
@@ -219,7 +225,14 @@ class ShardRun:
             return
         until = time.monotonic() + LOOK_S
         while self._is_loop and not self._ending.is_set():
-            if self._patiently(writer.is_behind) or time.monotonic() > until:
+            try:
+                is_behind = self._patiently(writer.is_behind)
+            except ConditionError as error:
+                if not self._is_starting(error):
+                    raise
+                self._take_over(writer)
+                return
+            if is_behind or time.monotonic() > until:
                 return
             self._woken.wait(POLL_S)
         self._woken.wait(LOOK_S)

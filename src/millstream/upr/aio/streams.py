@@ -38,6 +38,8 @@ __all__ = ["PORT_DEFAULT", "Access", "BucketStreams", "LostError", "Session", "l
 
 _LOG = logging.getLogger(__name__)
 PORT_DEFAULT: Final = 11210
+NEWER_MAP_S: Final = 1.0
+"""Longest wait for each further node, once one has answered that has no newer map."""
 
 
 class LostError(Exception):
@@ -146,23 +148,31 @@ class BucketStreams:
             raise failed.exceptions[0] from None
 
     async def fetch_map(self) -> None:
-        """Ask the nodes known for the map, one after the other.
+        """Ask the nodes known for the map, one after the other, until one has a newer one.
+
+        A node that has none newer may be behind itself, so the next one is asked.
 
         Raises:
             UnavailableError: none answers; why the last one does not.
             StreamError: `bucket_recreated`.
         """
-        nodes = self._driver.nodes_to_ask()
-        for node in nodes:
+        failure: UnavailableError | None = None
+        has_answer = False
+        for node in self._driver.nodes_to_ask():
             try:
-                async with self.connected(node) as link:
-                    map_ = await link.cluster_map()
-            except UnavailableError:
-                if node == nodes[-1]:
-                    raise
-            else:
-                self._driver.take_map(map_)
+                async with asyncio.timeout(NEWER_MAP_S if has_answer else None):
+                    async with self.connected(node) as link:
+                        map_ = await link.cluster_map()
+            except UnavailableError as error:
+                failure = error
+                continue
+            except TimeoutError:
+                continue
+            has_answer = True
+            if self._driver.take_map(map_):
                 return
+        if not has_answer and failure is not None:
+            raise failure
 
     @contextlib.asynccontextmanager
     async def connected(self, node: NodeAddress) -> AsyncIterator[Link]:

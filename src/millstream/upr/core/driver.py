@@ -201,8 +201,8 @@ class StreamDriver:
         known = () if self._map is None else self._map.nodes
         return list(dict.fromkeys((*self.sources, *known, self._seed)))
 
-    def take_map(self, found: ClusterMap) -> None:
-        """Take a map that a node sent.
+    def take_map(self, found: ClusterMap) -> bool:
+        """Take a map that a node sent; return whether it is newer than the one known.
 
         Raises:
             StreamError: `bucket_recreated`.
@@ -210,8 +210,10 @@ class StreamDriver:
         old = self._map
         if old is not None and found.bucket_uuid != old.bucket_uuid:
             raise recreated(self._bucket)
+        is_newer = old is None or found.version > old.version
         if old is None or found.version >= old.version:
             self._map = found
+        return is_newer
 
     def begin(self, partitions: Iterable[int] | None, known: Iterable[int] = ()) -> list[int]:
         """Begin with these partitions, or all; return them.

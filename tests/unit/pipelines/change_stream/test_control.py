@@ -292,8 +292,9 @@ def test_partitions_that_move_are_asked_for_where_they_are_by_then(
     assert answers == [3]
     monkeypatch.setattr(control, "RECONNECT_S", 0.0)
     answers[0] = 0
-    states = [at.state for at in node_control.positions().values()]
-    assert states == [PartitionState.DEAD, PartitionState.ACTIVE, PartitionState.ACTIVE]
+    with pytest.raises(UnavailableError, match=r"to be active .*: 0 \(dead at ") as refused:
+        node_control.positions()
+    assert refused.value.code == "partition_inactive"
 
 
 class SpreadClient(FalseClient):

@@ -291,6 +291,30 @@ def test_a_node_may_take_a_while_to_hear_of_the_design_document(world, monkeypat
         looked(shards, lambda: False)
 
 
+@pytest.mark.parametrize("is_loop", [False, True])
+def test_a_node_that_was_started_again_may_take_a_while_to_hear_of_it_too(world, is_loop):
+    writer, tries = world.writers["a"], []
+    take_over = writer.take_over
+
+    def counted():
+        tries.append(1)
+        take_over()
+
+    with world.shards(is_loop=is_loop) as shards:
+        shards.wake()
+        writer.take_over = counted
+        writer.error = ConditionError("not yet", code="missing")
+        looked(shards, lambda: len(tries) > 3)
+        writer.error, writer.left = None, 1
+        looked(shards, lambda: writer.commits == 1)
+        assert writer.taken == 2
+        for run in shards._runs.values():
+            run._told_s = 0.001
+        writer.error = ConditionError("gone", code="missing")
+        with pytest.raises(ConditionError, match="gone"):
+            looked(shards, lambda: False)
+
+
 def test_a_node_without_views_is_left_alone_unless_it_is_the_only_one(world):
     error = UnavailableError("no views", code="no_index_role")
     world.writers["a"].error = error

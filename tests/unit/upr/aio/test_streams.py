@@ -60,6 +60,21 @@ async def test_a_partition_that_moved_is_read_on_at_its_new_node(sources: list[S
     assert second.asked[-1][3] == 2
 
 
+async def test_a_node_that_is_behind_does_not_hide_a_newer_map(sources: list[Source]) -> None:
+    first, second = sources
+    first.script = [
+        first.opened(0) + snapshot(0, 1, 2) + stream_end(0, 0, StreamEndReason.STATE_CHANGED)
+    ]
+    second.script = [second.opened(0) + stream_end(0, 0, StreamEndReason.OK)]
+    async with Consumer(
+        first.address, bucket="orders", partitions=[0], until_now=True
+    ) as consumer:
+        async for event in consumer:
+            if isinstance(event, Changes):
+                second.owners, second.revision = [1, 1], 2
+    assert asked(second) == [0]
+
+
 async def test_a_node_that_is_away_costs_its_own_partitions_only(sources: list[Source]) -> None:
     first, second = sources
     await second.stop()
