@@ -553,8 +553,8 @@ v2r2> ADMIN LEAVE
 CONFLICT this node is in group 1...
 """,
 }
-NOT_SAID = {"EXIT", "HELP", "QUIT"}
-"""What the shell does by itself."""
+NOT_SAID = {"EXIT", "HELP", "QUIT", "TREE"}
+"""What the shell does by itself, and what is tested where it is defined."""
 NOT_HERE = {
     "ADMIN": {"JOIN", "JOURNAL", "PASSWORD", "ROLES", "GROUPS"},  # need other nodes, change users
     "HELLO": {"AUTH"},
