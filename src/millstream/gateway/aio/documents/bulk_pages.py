@@ -37,7 +37,7 @@ from millstream.documents.sent import checked_id
 from millstream.documents.stored import StoredDocument
 from millstream.documents.tree import Leaf
 from millstream.documents.updating import sent_path
-from millstream.errors import AccessError, MillstreamError, UsageError
+from millstream.errors import AccessError, MillstreamError, UnavailableError, UsageError
 from millstream.gateway.aio.answers import (
     DATABASE,
     DATABASE_PATH,
@@ -499,6 +499,7 @@ class _Getting:
         try:
             document, found = await self._found(one, read)
         except MillstreamError as error:
+            _raise_if_passing(error)
             yield b'{"error":%b}' % msgspec.json.encode(self._failed(one, error)), ()
             return
         turns = Turns()
@@ -513,6 +514,7 @@ class _Getting:
                 pieces = await self._text(one, document, leaf)
                 yield within(b'{"ok":', pieces, b"}")
             except MillstreamError as error:
+                _raise_if_passing(error)
                 said = self._failed(one, error) | {"rev": leaf.rev}
                 yield b'{"error":%b}' % msgspec.json.encode(said), ()
 
@@ -555,6 +557,7 @@ class _Getting:
                 try:
                     document, found = await self._found(one, read)
                 except MillstreamError as error:
+                    _raise_if_passing(error)
                     yield missing_part(boundary, msgspec.json.encode(self._failed(one, error)))
                     continue
                 for leaf in found:
@@ -564,6 +567,20 @@ class _Getting:
                     ):  # fmt: skip
                         yield piece
         yield end(boundary)
+
+
+def _raise_if_passing(error: MillstreamError) -> None:
+    """Refuse the whole answer if a document cannot be read now.
+
+    An entry with an error says that there is no such document: replicators pass it over for good.
+    Only what does not pass by itself is told in the place of the document.
+    """
+    if isinstance(error, UnavailableError) and error.code not in _OF_ONE_DOCUMENT:
+        raise error
+
+
+_OF_ONE_DOCUMENT: Final = ("blob_missing",)
+"""Passing errors that concern one document only: its attachment is missing here."""
 
 
 def routes() -> list[web.RouteDef]:

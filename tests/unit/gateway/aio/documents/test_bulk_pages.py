@@ -252,6 +252,20 @@ async def test_revisions_are_compared(client, body, forked):
         await body(await client.post("/orders/_revs_diff", json=bad), 400)
 
 
+@pytest.mark.parametrize("accept", ["application/json", "multipart/mixed"])
+async def test_no_document_that_cannot_be_read_now_is_answered_as_a_missing_one(
+    client, open_node, body, monkeypatch, accept
+):
+    async def read_all(bucket, doc_ids, *, is_durable=False):
+        for _ in doc_ids:
+            yield UnavailableError("its node may not serve now", code="isolated")
+
+    monkeypatch.setattr(open_node.documents, "read_all", read_all)
+    asked = {"docs": [{"id": "a", "rev": "1-a"}, {"id": "b"}]}
+    answered = await client.post(GET, json=asked, headers={"Accept": accept})
+    assert (await body(answered, 503))["error"] == "isolated"
+
+
 async def test_all_is_committed(client, open_node, body):
     made = await body(await client.post("/orders/_ensure_full_commit", json={}), 201)
     assert made == {"ok": True, "instance_start_time": "1700000000"}
