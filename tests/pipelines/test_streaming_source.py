@@ -107,10 +107,10 @@ def test_a_checkpoint_is_read_reset_and_its_lag_told(
     lags = [sum((lag_of_report(report) or {}).values()) for report in reports]
     assert lags[0] > 400
     assert lags == sorted(lags, reverse=True)
-    state = read_checkpoint(checkpoint)
-    assert state.offset is not None
-    assert sum(entry.seqno for entry in state.offset.entries.values()) == 1_000
-    nothing = state.offset._replace(entries={p: OffsetEntry() for p in range(4)})
+    found = read_checkpoint(checkpoint)
+    assert found.offset is not None
+    assert sum(entry.seqno for entry in found.offset.entries.values()) == 1_000
+    nothing = found.offset._replace(entries={p: OffsetEntry() for p in range(4)})
     number = reset_checkpoint(checkpoint, nothing)
     state.batches.clear()
     state.run_to_end(bucket.stream(spark), checkpoint)
