@@ -49,6 +49,7 @@ def test_a_cluster_whose_nodes_die_come_and_go(tmp_path: Path) -> None:
     done = subprocess.run(
         [sys.executable, "-m", "millstream", *words],
         env={"JDK_JAVA_OPTIONS": JAVA, **os.environ, "COLUMNS": "120"},
+        cwd=tmp_path,  # PouchDB is not found there
         capture_output=True, text=True, check=False,
     )  # fmt: skip
     assert done.returncode == 0, done.stdout + done.stderr
