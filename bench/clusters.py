@@ -65,7 +65,7 @@ class Member(Server):
         """Return the address for clients."""
         return f"127.0.0.1:{self.ports['kv']}"
 
-    def command(self, *words: str) -> str:
+    def say(self, *words: str) -> str:
         """Run a command at this node."""
         done = subprocess.run(
             [sys.executable, "-m", "millstream", *words, "--connect", self.kv],
@@ -77,7 +77,7 @@ class Member(Server):
 
     def status(self) -> Figures:
         """Return the status of the cluster."""
-        found: Figures = json.loads(self.command("cluster", "status", "--json"))
+        found: Figures = json.loads(self.say("cluster", "status", "--json"))
         return found
 
 
@@ -85,10 +85,10 @@ def measure_clusters(directory: Path) -> Figures:
     """Measure fail-overs, a rebalance and the idle cost."""
     with ExitStack() as stack:
         nodes = [stack.enter_context(Member(directory, f"n{n}")) for n in (1, 2, 3)]
-        nodes[0].command("cluster", "init", "--name", "bench")
+        nodes[0].say("cluster", "init", "--name", "bench")
         for node in nodes[1:]:
-            node.command("cluster", "join", f"127.0.0.1:{nodes[0].ports['http']}")
-        nodes[0].command("bucket", "set", "default", "--replicas", "2")
+            node.say("cluster", "join", f"127.0.0.1:{nodes[0].ports['http']}")
+        nodes[0].say("bucket", "set", "default", "--replicas", "2")
         _until_settled(nodes[0], 3)
         idle = _idle(nodes)
         times = list(_fail_overs(nodes))
@@ -167,7 +167,7 @@ def _fail_overs(nodes: list[Member]) -> Iterator[float]:
         yield _next_write([one.kv for one in others], next(iter(owned.values())))
         node.start()
         _until_settled(others[0], len(nodes))
-        others[0].command("cluster", "failover", "--reset")
+        others[0].say("cluster", "failover", "--reset")
 
 
 def _next_write(seeds: list[str], key: str) -> float:
@@ -221,10 +221,10 @@ def _moves(nodes: list[Member], fourth: Member) -> Figures:
     time.sleep(WRITER_S)
     calm = writer.figures()
     writer, begun = _Writer([node.kv for node in nodes]), time.monotonic()
-    fourth.command("cluster", "join", f"127.0.0.1:{nodes[0].ports['http']}")
-    nodes[0].command("cluster", "rebalance", "--wait")
+    fourth.say("cluster", "join", f"127.0.0.1:{nodes[0].ports['http']}")
+    nodes[0].say("cluster", "rebalance", "--wait")
     _until_settled(nodes[0], 4)
-    nodes[0].command("cluster", "remove", "n4")
+    nodes[0].say("cluster", "remove", "n4")
     _until_settled(nodes[0], 3)
     moving_s = time.monotonic() - begun
     return {"calm": calm, "moving": writer.figures(), "moving_s": moving_s}
