@@ -105,8 +105,8 @@ def with_map(before: AdoptedMap, data_map: DataMap, nodes: tuple[NodeAddress, ..
         return before
     if data_map.key == before.data_map.key and data_map != before.data_map:
         raise CorruptionError(
-            f"two maps of key {tuple(data_map.key)} of bucket {data_map.bucket} differ; run "
-            "`millstream cluster recover`",
+            f"two maps of key {tuple(data_map.key)} of bucket {data_map.bucket} differ: remove "
+            "the node from its cluster, and have it join anew with an empty directory",
             code="other_map",
         )
     pairs = zip(data_map.records, before.records, strict=True)

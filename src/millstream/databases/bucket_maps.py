@@ -226,7 +226,7 @@ class BucketMaps(ABC):
         if len(data_map.records) != partitions:
             raise CorruptionError(
                 f"the map of bucket {name!r} has {len(data_map.records)} records for {partitions} "
-                "partitions; run `millstream cluster recover`",
+                "partitions; restore a backup of the coordination service",
                 code="bad_cluster_map",
             )
         async with self._change:

@@ -324,11 +324,7 @@ def data_map_from_json(content: bytes) -> DataMap:
         )
         _check_records(key, records)
     except (ValueError, msgspec.MsgspecError) as error:
-        raise CorruptionError(
-            f"a data map of the coordination service cannot be used: {error}; restore a backup "
-            "and run `millstream cluster recover`",
-            code="bad_cluster_map",
-        ) from error
+        raise _unusable("a data map", error) from error
     return DataMap(key, form.bucket, records)
 
 
@@ -369,12 +365,16 @@ def index_map_from_json(content: bytes) -> IndexMap:
         )
         _check_records(key, records)
     except (ValueError, msgspec.MsgspecError) as error:
-        raise CorruptionError(
-            f"an index map of the coordination service cannot be used: {error}; restore a backup "
-            "and run `millstream cluster recover`",
-            code="bad_cluster_map",
-        ) from error
+        raise _unusable("an index map", error) from error
     return IndexMap(key, form.bucket, records)
+
+
+def _unusable(what: str, error: Exception) -> CorruptionError:
+    return CorruptionError(
+        f"{what} of the coordination service cannot be used: {error}; restore a backup of the "
+        "coordination service",
+        code="bad_cluster_map",
+    )
 
 
 class _Names:

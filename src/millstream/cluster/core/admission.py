@@ -212,8 +212,8 @@ def is_news(record: DataRecord | IndexRecord, known: DataRecord | IndexRecord | 
         return True
     if record.at == known.at and record != known:
         raise CorruptionError(
-            f"two records of key {tuple(record.at)} differ: {record} and {known}; run "
-            "`millstream cluster recover`",
+            f"two records of key {tuple(record.at)} differ: {record} and {known}: "
+            "remove the node from its cluster, and have it join anew with an empty directory",
             code="other_map",
         )
     return False

@@ -395,7 +395,7 @@ def _decoded(path: str, data: bytes, kind: type[_T]) -> _T:
 
 def _bad(what: str, why: str) -> CorruptionError:
     return CorruptionError(
-        f"{what} of the coordination service cannot be used: {why}; restore a backup and run "
-        "`millstream cluster recover`",
+        f"{what} of the coordination service cannot be used: {why}; restore a backup of the "
+        "coordination service",
         code="bad_cluster_element",
     )
