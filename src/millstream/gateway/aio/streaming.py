@@ -40,7 +40,7 @@ __all__ = [
 _LOG = logging.getLogger(__name__)
 GONE_CHECK_S: Final = 0.5
 """How often is looked whether the client of a query that waits is still there."""
-TURN_SECONDS: Final = 0.003
+TURN_SECONDS: Final = 0.002
 """How long a request of many documents works before others have a turn."""
 WHOLE_BYTES_MAX: Final = 64 * 1024
 """What an answer may have to leave as a whole, with its length in front."""
@@ -157,12 +157,14 @@ async def send_pieces(
     await response.prepare(request)
     if request.method == "HEAD":
         return response
+    turns = Turns()
     try:
         for piece in first:
             await _write(response, piece)
         async for piece in pieces:
             _share(request)
             await _write(response, _hold(piece))
+            await turns.give()
     except MillstreamError as error:
         _LOG.warning("%s %s was cut off: %s", request.method, request.path, error)
         _cut(request)

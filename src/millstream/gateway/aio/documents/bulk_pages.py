@@ -57,7 +57,7 @@ from millstream.gateway.aio.documents.documents_out import (
 from millstream.gateway.aio.documents.local_pages import LOCAL_BYTES_MAX, parse_local
 from millstream.gateway.aio.documents.writing import Edit, Stored, write
 from millstream.gateway.aio.parsing import (
-    SMALL_TEXT_BYTES,
+    QUICK_BODY_BYTES_MAX,
     beside,
     parsed,
     prepare,
@@ -179,7 +179,7 @@ async def _sent_texts(request: web.Request) -> tuple[list[msgspec.Raw], bool]:
 
 async def _taken_apart(call: Callable[[bytes], _Result], data: bytes) -> _Result:
     """Return what a call makes of a body: a long one is taken apart beside the loop."""
-    return await beside(call, data) if len(data) > SMALL_TEXT_BYTES else call(data)
+    return await beside(call, data) if len(data) > QUICK_BODY_BYTES_MAX else call(data)
 
 
 def _check_count(count: int) -> None:
