@@ -34,7 +34,7 @@ from millstream.documents.stored import StoredDocument, load
 from millstream.errors import MillstreamError, UsageError
 from millstream.gateway.aio.documents.attaching import in_base64, in_pieces, inflated
 from millstream.gateway.aio.documents.documents_out import INLINE_BYTES_MAX
-from millstream.gateway.aio.room import hold
+from millstream.gateway.aio.room import hold_copies
 from millstream.gateway.core.api.stored import Stored
 from millstream.kv.aio.documents.revision_store import QUICK_SIDE_BYTES_MAX
 from millstream.model.sides import has_sidecar
@@ -54,8 +54,6 @@ PORTION_BYTES: Final = 256 * 1024
 _LINE_END: Final = b"\r\n"
 _ROW: Final = b'{"id":'
 _BRACE: Final = ord("{")
-_COPIES: Final = 2
-"""Number of copies in memory of large documents or attachments until they are sent."""
 ReadBlob = Callable[[bytes, int, int], AsyncIterator[bytes]]
 
 
@@ -250,7 +248,7 @@ class StoredTexts:
             found = self._document(asked, kept)
         else:
             if len(kept.frame) > LARGE_BYTES:
-                hold(_COPIES * len(kept.frame))
+                hold_copies(len(kept.frame))
             found = await asyncio.to_thread(self._document, asked, kept)
         if found is None or isinstance(found, bytes):
             return found
@@ -270,7 +268,7 @@ class StoredTexts:
                 "view: ask without attachments, and for the document itself",
                 code="too_large",
             )
-        hold(size * _COPIES)
+        hold_copies(size)
         data: dict[str, list[bytes]] = {}
         for name, one in content.attachments.items():
             pieces = in_pieces(content.value or b"")

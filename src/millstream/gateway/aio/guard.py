@@ -36,6 +36,7 @@ from millstream.gateway.aio.answers import (
     is_bearer,
 )
 from millstream.gateway.aio.room import hold_in_room
+from millstream.gateway.aio.streaming import forget_frames
 from millstream.gateway.core.cookies import COOKIE_NAME
 from millstream.gateway.core.cors import answer_headers, is_allowed, preflight_headers
 from millstream.gateway.core.errors import (
@@ -86,9 +87,10 @@ async def _errors_as_json(request: web.Request, handler: Handler) -> web.StreamR
         return answer(body_of_status(error.status), status=error.status, headers=headers)
     except web.RequestPayloadError as error:
         return answer(body_of(_unreadable(error), request.path), status=400)
-    except ConnectionError:
+    except ConnectionError as error:
         if request.transport is not None and not request.transport.is_closing():
             raise  # somebody else's connection
+        forget_frames(error)
         _LOG.debug("%s %s: the client has gone", request.method, request.path)
         return answer(body_of_status(400), status=400)
     except Exception:  # noqa: BLE001 - the top of a request: log once, tell nothing

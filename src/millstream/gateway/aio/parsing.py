@@ -22,7 +22,7 @@ from millstream.documents.json_text import LARGE_BYTES, emptied
 from millstream.documents.revision_ids import term_of_body
 from millstream.documents.sent import Sent, parse_sent
 from millstream.documents.stored import StoredDocument
-from millstream.gateway.aio.room import hold
+from millstream.gateway.aio.room import hold_copies
 
 __all__ = [
     "BRANCHES_QUICK_MAX", "QUICK_BODY_BYTES_MAX", "SMALL_TEXT_BYTES", "beside", "is_heavy",
@@ -31,8 +31,8 @@ __all__ = [
 
 SMALL_TEXT_BYTES: Final = 64 * 1024
 QUICK_BODY_BYTES_MAX: Final = 8 * 1024
-"""Most bytes of a request that is parsed in the loop. A condition of a query takes 8 us, an entry of
-`_bulk_get` 2 us."""
+"""Most bytes of a request that is parsed in the loop: a condition of a query takes 8 us, an entry
+of `_bulk_get` 2 us."""
 BRANCHES_QUICK_MAX: Final = 128
 """Most branches of a document whose text is made in the loop."""
 _Result = TypeVar("_Result")
@@ -89,7 +89,7 @@ async def prepare(document: StoredDocument) -> None:
     if not is_heavy(document):
         return
     if document.frame_bytes > LARGE_BYTES:
-        hold(document.frame_bytes)
+        hold_copies(document.frame_bytes)
     await beside(getattr, document, "contents")
 
 

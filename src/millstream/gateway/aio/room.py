@@ -19,9 +19,10 @@ from aiohttp.typedefs import Handler
 
 from millstream.errors import UnavailableError
 
-__all__ = ["ROOM", "ROOM_BYTES_MAX", "Room", "hold", "hold_in_room"]
+__all__ = ["ROOM", "ROOM_BYTES_MAX", "Room", "hold", "hold_copies", "hold_in_room"]
 
 ROOM_BYTES_MAX: Final = 512 * 1024 * 1024
+_COPIES: Final = 2
 
 
 class Room:
@@ -69,6 +70,15 @@ def hold(size: int) -> None:
     held = _held.get()
     if held is not None:
         held.at_least(size)
+
+
+def hold_copies(size: int) -> None:
+    """Hold what is needed to read so many stored bytes, as they are stored and as they are sent.
+
+    Raises:
+        UnavailableError: `temporarily_unavailable`: others hold too many.
+    """
+    hold(_COPIES * size)
 
 
 @web.middleware

@@ -24,7 +24,7 @@ from aiohttp import web
 from millstream.documents.reading import Piece
 from millstream.errors import MillstreamError
 from millstream.gateway.aio.answers import SHARES
-from millstream.gateway.aio.room import hold
+from millstream.gateway.aio.room import hold_copies
 
 __all__ = [
     "GONE_CHECK_S",
@@ -33,6 +33,7 @@ __all__ = [
     "WHOLE_BYTES_MAX",
     "Turns",
     "WhileThere",
+    "forget_frames",
     "send_pieces",
     "stream",
 ]
@@ -46,8 +47,6 @@ WHOLE_BYTES_MAX: Final = 64 * 1024
 """What an answer may have to leave as a whole, with its length in front."""
 SENT_BYTES_MAX: Final = 256 * 1024
 """Handed to a connection in one go."""
-_COPIES: Final = 2
-"""How often a piece is in memory: what it was made of, and itself."""
 
 
 class Turns:
@@ -98,7 +97,7 @@ class WhileThere:
 def _hold(piece: Piece) -> Piece:
     """Reserve memory for a large piece and its source in the name of the request."""
     if len(piece) > WHOLE_BYTES_MAX:
-        hold(len(piece) * _COPIES)
+        hold_copies(len(piece))
     return piece
 
 
@@ -169,11 +168,22 @@ async def send_pieces(
         _LOG.warning("%s %s was cut off: %s", request.method, request.path, error)
         _cut(request)
         return response
-    except ConnectionError:
+    except ConnectionError as error:
+        forget_frames(error)
         _LOG.debug("%s %s: the client has gone", request.method, request.path)
         return response
     await response.write_eof()
     return response
+
+
+def forget_frames(error: ConnectionError) -> None:
+    """Free what the calls that wrote to a closed connection held.
+
+    The future that such a call waited for has the error, and the error's traceback has the call's
+    frame, which has the future. The garbage collector, which looks at old objects once in many
+    hours, would be the only one to free these and the pieces of the answer.
+    """
+    error.__traceback__ = None
 
 
 def _cut(request: web.Request) -> None:

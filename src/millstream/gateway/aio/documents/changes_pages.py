@@ -44,7 +44,14 @@ from millstream.gateway.aio.documents.documents_out import inline_pieces
 from millstream.gateway.aio.documents.writing import user_context
 from millstream.gateway.aio.parsing import beside, prepare, understood
 from millstream.gateway.aio.queries.selecting import worked_out
-from millstream.gateway.aio.streaming import Turns, WhileThere, send_pieces, stream
+from millstream.gateway.aio.room import hold_copies
+from millstream.gateway.aio.streaming import (
+    WHOLE_BYTES_MAX,
+    Turns,
+    WhileThere,
+    send_pieces,
+    stream,
+)
 from millstream.gateway.core.api.changes import ChangesWalk, DatabaseChanges
 from millstream.gateway.core.api.coverage import Puller
 from millstream.gateway.core.changes import (
@@ -172,6 +179,8 @@ class _Answer:
         if self._passes is None and not self._query.include_docs:
             return await _rows_of(self._maker, frames)
         is_heavy = _is_heavy(frames)
+        if is_heavy:
+            hold_copies(sum(map(len, frames)))
         candidates = self._maker.candidates
         found = await beside(candidates, frames) if is_heavy else candidates(frames)
         for one in found:
@@ -263,6 +272,8 @@ class _Answer:
                     "the rows of a descending feed do not fit into memory: give a limit",
                     code="bad_request",
                 )
+            if size > WHOLE_BYTES_MAX:
+                hold_copies(size)
             self._go_on_behind(piece)
         turns = Turns()
         for token, text, more in reversed(kept):
@@ -295,7 +306,10 @@ def _is_heavy(frames: Sequence[bytes]) -> bool:
 
 async def _rows_of(maker: RowMaker, frames: Sequence[bytes]) -> list[Row]:
     """Return rows without documents, made beside the loop where a document has many branches."""
-    return await beside(maker.rows, frames) if _is_heavy(frames) else maker.rows(frames)
+    if not _is_heavy(frames):
+        return maker.rows(frames)
+    hold_copies(sum(map(len, frames)))
+    return await beside(maker.rows, frames)
 
 
 def _size(token: bytes, text: bytes, more: Sequence[TextPiece]) -> int:

@@ -22,7 +22,7 @@ from millstream.documents.stored import Attachment, StoredDocument
 from millstream.documents.tree import Leaf
 from millstream.errors import UsageError
 from millstream.gateway.aio.documents.attaching import content_of, in_base64, in_pieces
-from millstream.gateway.aio.room import hold
+from millstream.gateway.aio.room import hold_copies
 from millstream.gateway.aio.streaming import send_pieces
 from millstream.gateway.core.api.documents import DocumentApi
 from millstream.gateway.core.multipart import (
@@ -41,8 +41,6 @@ __all__ = [
 
 INLINE_BYTES_MAX: Final = 64 * 1024 * 1024
 """Attachments inside one JSON document, before base64."""
-_COPIES: Final = 2
-"""How often such bytes are in memory until they are sent, base64 taken for one and a half."""
 
 
 async def pieces_of(
@@ -88,7 +86,7 @@ async def inline_pieces(
             "multipart/related, or for one after the other",
             code="too_large",
         )
-    hold(size * _COPIES)
+    hold_copies(size)
     data = {
         name: [
             piece
