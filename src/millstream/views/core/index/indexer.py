@@ -256,6 +256,11 @@ class Feed:
         """The user may not read, and asking again is in vain."""
 
     @property
+    def is_read(self) -> bool:
+        """Whether it brings nothing more."""
+        return bool(self.ended)
+
+    @property
     def is_full(self) -> bool:
         """Whether nothing more is to be read before something was committed."""
         return self._bytes >= GATHERED_BYTES_MAX

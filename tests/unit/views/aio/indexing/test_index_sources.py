@@ -152,15 +152,15 @@ async def test_a_dead_source_does_not_hold_up_the_ones_that_replace_it(
         await bucket.put(some(50))
         await bucket.add()
         await bucket.updated()
-        real, is_asked = index_sources.open_source, asyncio.Event()
+        real, is_asked = Link.open_bucket, asyncio.Event()
 
-        async def dead(link: Link, *args: str) -> None:
+        async def dead(link: Link, bucket_uuid: str) -> None:
             if link.address == "nobody":
                 is_asked.set()
                 await asyncio.Event().wait()
-            await real(link, *args)
+            await real(link, bucket_uuid)
 
-        monkeypatch.setattr(index_sources, "open_source", dead)
+        monkeypatch.setattr(Link, "open_bucket", dead)
         halves = Halves(bucket)
         halves.down = {"low", "high"}
         async with asyncio.timeout(60):
