@@ -93,7 +93,9 @@ async def test_a_source_that_may_not_serve_says_so(bucket: IndexedBucket) -> Non
     await link.close()
 
 
-async def test_another_bucket_of_the_name_and_none_are_errors(bucket: IndexedBucket) -> None:
+async def test_another_bucket_of_that_name_and_a_missing_one_are_errors(
+    bucket: IndexedBucket,
+) -> None:
     link = bucket.link()
     with pytest.raises(StreamError, match="created again"):
         await link.open_bucket("another")
