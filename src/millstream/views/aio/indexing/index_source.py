@@ -1,14 +1,14 @@
-"""The node that an indexer reads: how it is opened, and what it says of its partitions.
+"""Asks one node for the state of its copies, from which an index is read.
 
 Invariants:
-1. A bucket that is another one than the index was made of is an error, never read.
-2. A history that began between two answers shows in the next one: positions judged by what was
-   true before are refused by the stream request.
-3. In a managed cluster no source is read whose branch is below one that was seen of the partition:
-   it was replaced, and may not know that yet.
+1. An index is never read from another bucket than the one it was made of.
+2. If a new history begins between two answers, the next answer shows it. A stream request at a
+   position that was judged by the old history is refused by the node.
+3. In a managed cluster a copy is not read if its branch is lower than one seen before: the copy
+   was replaced and may not know it yet.
 
-Elsewhere: connections (`upr.aio.link`), judging (`views.core.index.header`), streams
-(`views.aio.indexing.indexing`).
+Elsewhere: connections (`upr.aio.link`), judging of positions (`views.core.index.header`), streams
+(`views.aio.indexing.reading`).
 """
 
 from __future__ import annotations

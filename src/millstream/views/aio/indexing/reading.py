@@ -1,16 +1,16 @@
 """Reads the changes of a bucket for one group of indexes, over one connection to each source.
 
 Invariants:
-1. Positions are judged before streams are asked for; who had to go back to an older root and is
-   in company is planned for anew (`Regroup`).
-2. An index that does not take a part which the source sent in order ends the group, so that it is
-   read for from where it stands: no part is ever skipped.
-3. Reading goes on beside mapping and commits, as far as the buffer has room.
-4. A source that cannot be reached costs its own partitions only; one that is lost ends the group,
-   which is begun anew without it.
+1. Positions are judged before streams are requested. If an index of a larger group was rolled
+   back, the group ends and its indexes are grouped again (`Regroup`).
+2. If an index does not accept a part that the source sent in order, the group ends, and the index
+   is read again from its position. No part is skipped.
+3. Reading continues during mapping and commits while the buffer has room.
+4. An unreachable source affects only its own partitions. If a source is lost, the group ends and
+   starts again without it.
 
-Elsewhere: what is taken when (`views.core.index.indexer`, `views.core.index.first_build`), the
-indexes (`views.aio.indexing.served_index`), who is with whom (`views.aio.indexing.indexing`).
+Elsewhere: what is taken when (`views.core.index.indexer`, `views.core.index.first_build`), one
+index (`views.aio.indexing.served_index`), groups (`views.aio.indexing.indexing`).
 """
 
 from __future__ import annotations
