@@ -8,8 +8,8 @@ Invariants:
 2. If one node has all partitions, its answer is passed on unchanged.
 3. At most one chunk of each node is held here, whatever the size of the answer.
 4. A node that does not answer in time, or breaks off, fails the query. With on_error=continue it
-   is listed in `errors` after the rows of the others. So is, in a managed cluster, a node that does
-   not answer for its partitions in the last try.
+   is listed in `errors` after the rows of the others. In a managed cluster that is also so for a
+   node that does not answer for its partitions in the last try.
 5. Every opened stream is closed, also after errors and cancellation.
 
 Elsewhere: merging (`views.core.query.merging`), the part of one node
