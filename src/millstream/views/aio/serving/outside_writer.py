@@ -1,9 +1,9 @@
 """Calls of Spark pipelines that write an index outside this process.
 
-A pipeline writes the index of a design document with `"engine": "spark"`. A build of an index that
-the node writes may also be offered to a pipeline (`views.core.index.offers`). Meanwhile the indexer
-here sets the states of partitions, cleans and compacts, and does nothing else. The pipeline sends
-these calls over HTTP:
+A pipeline writes the index of a design document with `"engine": "spark"`. A build of an index
+that the node writes may also be offered to a pipeline (`views.core.index.offers`). Meanwhile the
+indexer here sets the states of partitions, cleans and compacts, and does nothing else. The
+pipeline sends these calls over HTTP:
 
     take_over    become the writer; returns a fencing number, and the positions of the index
     judge        roll back where sources refuse positions; returns the positions
