@@ -26,7 +26,7 @@ from millstream.coordination.core.namespace.commands.command import (
 from millstream.coordination.core.namespace.commands.locks import guarded
 from millstream.coordination.core.namespace.commands.semaphores import (
     SIZE_MAX,
-    begin,
+    beginning,
     cancelling,
     destroying,
 )
@@ -39,17 +39,6 @@ from millstream.coordination.core.namespace.state.waits import PENDING
 from millstream.vsr.core.values import OK, error, status
 
 __all__ = ["BARRIER_COMMANDS"]
-
-
-def _init(words: Words) -> Call:
-    size = words.number(1, SIZE_MAX)
-    path = parse_path(words.take())
-    words.end()
-
-    def execute(job: Job) -> bytes:
-        return begin(job, path, Primitive(is_barrier=True, size=size))
-
-    return Call(execute, (path,), needs_session=True)
 
 
 def _wait(words: Words) -> Call:
@@ -94,7 +83,7 @@ BARRIER_COMMANDS: Final[Mapping[bytes, tuple[str, Command]]] = {
     b"BARRIER": (
         "BARRIER INIT size path, or BARRIER WAIT|CANCEL|DESTROY path",
         sub_commands({
-            b"INIT": (f"BARRIER INIT 1..{SIZE_MAX} path", _init),
+            b"INIT": (f"BARRIER INIT 1..{SIZE_MAX} path", beginning(is_barrier=True)),
             b"WAIT": ("BARRIER WAIT path", _wait),
             b"CANCEL": ("BARRIER CANCEL path", cancelling(Mode.PLACE)),
             b"DESTROY": ("BARRIER DESTROY path", destroying(_destroyed, is_barrier=True)),

@@ -31,18 +31,14 @@ from millstream.coordination.core.namespace.state.state import Job
 from millstream.coordination.core.namespace.state.waits import PENDING
 from millstream.vsr.core.values import OK, status
 
-__all__ = ["SEMAPHORE_COMMANDS", "SIZE_MAX", "begin", "cancelling", "destroying"]
+__all__ = ["SEMAPHORE_COMMANDS", "SIZE_MAX", "beginning", "cancelling", "destroying"]
 
 SIZE_MAX: Final = (1 << 31) - 1
 """Largest size of a semaphore or a barrier."""
 
 
-def begin(job: Job, path: Path, primitive: Primitive) -> bytes:
-    """Have a semaphore or a barrier on an element; return the reply.
-
-    Raises:
-        Refused: SYNCTYPE, if there is another one, or there are locks.
-    """
+def _begin(job: Job, path: Path, primitive: Primitive) -> bytes:
+    """Raise SYNCTYPE, if there is another one, or there are locks."""
     (element,) = guarded(job, (path,))
     sync = job.state.synchronisation
     known = sync.primitive(element)
@@ -61,15 +57,20 @@ def begin(job: Job, path: Path, primitive: Primitive) -> bytes:
     return OK
 
 
-def _init(words: Words) -> Call:
-    size = words.number(1, SIZE_MAX)
-    path = parse_path(words.take())
-    words.end()
+def beginning(*, is_barrier: bool) -> Command:
+    """Return the command that makes a semaphore or a barrier."""
 
-    def execute(job: Job) -> bytes:
-        return begin(job, path, Primitive(is_barrier=False, size=size))
+    def parse(words: Words) -> Call:
+        size = words.number(1, SIZE_MAX)
+        path = parse_path(words.take())
+        words.end()
 
-    return Call(execute, (path,), needs_session=True)
+        def execute(job: Job) -> bytes:
+            return _begin(job, path, Primitive(is_barrier=is_barrier, size=size))
+
+        return Call(execute, (path,), needs_session=True)
+
+    return parse
 
 
 def _semaphore(job: Job, element: int) -> Primitive:
@@ -191,7 +192,7 @@ SEMAPHORE_COMMANDS: Final[Mapping[bytes, tuple[str, Command]]] = {
     b"SEMAPHORE": (
         "SEMAPHORE INIT size path, or SEMAPHORE ACQUIRE|RELEASE|CANCEL|DESTROY path",
         sub_commands({
-            b"INIT": (f"SEMAPHORE INIT 1..{SIZE_MAX} path", _init),
+            b"INIT": (f"SEMAPHORE INIT 1..{SIZE_MAX} path", beginning(is_barrier=False)),
             b"ACQUIRE": ("SEMAPHORE ACQUIRE path [TOKEN] [NOWAIT]", _acquire),
             b"RELEASE": ("SEMAPHORE RELEASE path", _release),
             b"CANCEL": ("SEMAPHORE CANCEL path", cancelling(Mode.UNIT)),
