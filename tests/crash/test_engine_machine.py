@@ -4,21 +4,14 @@ The engine is `simulated_engine.SimulatedEngine`: the real parts over a simulate
 armed to strike at a later effect of the disk: the process is killed, power is lost, the disk is
 full, a write or a sync fails.
 
-For `SECONDS` it runs the same examples each time, so that a commit passes or fails for good.
-`MILLSTREAM_MACHINE_EXAMPLES=N` runs N others instead (`make soak`); they begin with a seed that is
-printed, and that `MILLSTREAM_MACHINE_SEED` repeats.
+`support.machines` runs the examples (`make soak` runs others).
 """
 
 from __future__ import annotations
 
-import os
-import secrets
-import time
 from functools import partial
-from itertools import count
 
 import pytest
-from hypothesis import HealthCheck, seed, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import (
     RuleBasedStateMachine,
@@ -26,18 +19,13 @@ from hypothesis.stateful import (
     invariant,
     precondition,
     rule,
-    run_state_machine_as_test,
 )
 
 from support.kv.simulated_copies import ACTIVE, REPLICA
 from support.kv.simulated_disk import FAULTS, Fault
 from support.kv.simulated_engine import KEYS, PARTITIONS, SECOND, SimulatedEngine
+from support.machines import run_rounds
 
-SECONDS = 60
-EXAMPLES = int(os.environ.get("MILLSTREAM_MACHINE_EXAMPLES", "0"))
-FIRST_SEED = int(
-    os.environ.get("MILLSTREAM_MACHINE_SEED", secrets.randbits(32) if EXAMPLES else 0)
-)
 EXAMPLES_A_ROUND = 50
 STEPS = 50
 
@@ -235,27 +223,6 @@ class EngineMachine(RuleBasedStateMachine):
             self.engine.finish()
 
 
-def run_examples(count: int, number: int) -> None:
-    run_state_machine_as_test(
-        seed(number)(EngineMachine),
-        settings=settings(
-            max_examples=count, stateful_step_count=STEPS, deadline=None, database=None,
-            suppress_health_check=list(HealthCheck), report_multiple_bugs=False,
-        ),
-    )  # fmt: skip
-
-
 @pytest.mark.timeout(0)
 def test_no_schedule_breaks_the_engine(record_property):
-    began, first = time.monotonic(), EngineMachine.example_count
-    for number in count(FIRST_SEED):
-        try:
-            run_examples(EXAMPLES_A_ROUND, number)
-        except BaseException as error:  # also when interrupted
-            error.add_note(f"seed {number}, the first one was {FIRST_SEED}")
-            raise
-        seconds, done = time.monotonic() - began, EngineMachine.example_count - first
-        if done >= EXAMPLES if EXAMPLES else seconds >= SECONDS:
-            break
-    said = f"{done} examples of the engine in {seconds:.0f} s, seeds from {FIRST_SEED}"
-    record_property("said", said)
+    run_rounds(EngineMachine, STEPS, EXAMPLES_A_ROUND, record_property)

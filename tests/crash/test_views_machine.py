@@ -4,22 +4,16 @@ The engine is `simulated_views.SimulatedViews`: real maps, index, trees and quer
 memory; documents change, are deleted and forgotten, sources fail over, partitions come and go, the
 store is killed or full, and snapshots are read long after they were opened.
 
-For `SECONDS` it runs the same examples each time, so that a commit passes or fails for good.
-`MILLSTREAM_MACHINE_EXAMPLES=N` runs N others instead (`make soak-views`); they begin with a seed
-that is printed, and that `MILLSTREAM_MACHINE_SEED` repeats.
+`support.machines` runs the examples (`make soak-views` runs others).
 """
 
 from __future__ import annotations
 
-import os
-import secrets
-import time
 from functools import partial
-from itertools import count
 
 import msgspec
 import pytest
-from hypothesis import HealthCheck, Phase, seed, settings
+from hypothesis import Phase
 from hypothesis import strategies as st
 from hypothesis.stateful import (
     RuleBasedStateMachine,
@@ -27,7 +21,6 @@ from hypothesis.stateful import (
     invariant,
     precondition,
     rule,
-    run_state_machine_as_test,
 )
 
 from millstream.errors import MillstreamError, UsageError
@@ -38,13 +31,9 @@ from millstream.views.core.index import commits, index, rollback
 from millstream.views.core.query import executor
 from millstream.views.core.query.parameters import MISSING, Query
 from millstream.views.core.reduce.reductions import ViewReducer
+from support.machines import run_examples, run_rounds
 from support.views.simulated_views import FOLDS, KEY_VALUES, KEYS, VIEWS, SimulatedViews
 
-SECONDS = 60
-EXAMPLES = int(os.environ.get("MILLSTREAM_MACHINE_EXAMPLES", "0"))
-FIRST_SEED = int(
-    os.environ.get("MILLSTREAM_MACHINE_SEED", secrets.randbits(32) if EXAMPLES else 0)
-)
 EXAMPLES_A_ROUND = 25
 EXAMPLES_FOR_A_PLANT = 400
 STEPS = 40
@@ -251,30 +240,9 @@ class ViewsMachine(RuleBasedStateMachine):
                 self.engine.close()
 
 
-def run_examples(examples: int, number: int, phases=tuple(Phase)) -> None:
-    run_state_machine_as_test(
-        seed(number)(ViewsMachine),
-        settings=settings(
-            max_examples=examples, stateful_step_count=STEPS, deadline=None, database=None,
-            suppress_health_check=list(HealthCheck), report_multiple_bugs=False, phases=phases,
-        ),
-    )  # fmt: skip
-
-
 @pytest.mark.timeout(0)
 def test_every_query_equals_a_recomputation(record_property):
-    began, first = time.monotonic(), ViewsMachine.example_count
-    for number in count(FIRST_SEED):
-        try:
-            run_examples(EXAMPLES_A_ROUND, number)
-        except BaseException as error:  # also when interrupted
-            error.add_note(f"seed {number}, the first one was {FIRST_SEED}")
-            raise
-        seconds, done = time.monotonic() - began, ViewsMachine.example_count - first
-        if done >= EXAMPLES if EXAMPLES else seconds >= SECONDS:
-            break
-    said = f"{done} examples of the view engine in {seconds:.0f} s, seeds from {FIRST_SEED}"
-    record_property("said", said)
+    run_rounds(ViewsMachine, STEPS, EXAMPLES_A_ROUND, record_property)
 
 
 # -- mistakes, each of which must be found
@@ -378,4 +346,4 @@ def a_partition_that_comes_back_is_not_void(patch):
 def test_a_planted_mistake_is_found(name, monkeypatch):
     PLANTS[name](monkeypatch)
     with pytest.raises((AssertionError, MillstreamError)):
-        run_examples(EXAMPLES_FOR_A_PLANT, 0, (Phase.generate,))
+        run_examples(ViewsMachine, STEPS, EXAMPLES_FOR_A_PLANT, 0, (Phase.generate,))

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import json
-import urllib.error
-import urllib.request
 from typing import Any
 
 import pytest
@@ -13,6 +11,7 @@ import millstream
 from millstream.errors import RoutingError
 from millstream.model.partitions import partition_of
 from millstream.wire.mcbp import Opcode, Packet, Status
+from support.http import http_calls
 from support.kv.raw_client import RawClient
 from support.node.node_process import NodeProcess
 
@@ -22,16 +21,7 @@ KEY = b"k"
 
 
 def call(node: NodeProcess, method: str, path: str, content: Any = None) -> tuple[int, Any]:
-    body = None if content is None else json.dumps(content).encode()
-    asked = urllib.request.Request(
-        f"{node.http}/_millstream/buckets/default{path}", body,
-        {"Content-Type": "application/json"}, method=method,
-    )  # fmt: skip
-    try:
-        with urllib.request.urlopen(asked) as answer:
-            return answer.status, json.load(answer)
-    except urllib.error.HTTPError as error:
-        return error.code, json.load(error)
+    return http_calls.call(f"{node.http}/_millstream/buckets/default", method, path, content)
 
 
 def put(client: RawClient, key: bytes, value: bytes, *, framing: bytes = b"") -> Packet:

@@ -6,15 +6,13 @@ import json
 import os
 import subprocess
 import sys
-import urllib.error
-import urllib.request
 from collections.abc import Callable
-from typing import Any
 
 import pytest
 
 import millstream
 from millstream.model.partitions import partition_of
+from support.http.http_calls import call as ask
 from support.kv.nodes_with_map import activate_first, give_map
 from support.node.node_process import NodeProcess
 from support.node.waiting import until
@@ -30,17 +28,6 @@ def nodes(make_node: Callable[..., NodeProcess]) -> Nodes:
     give_map(nodes, "shared", ROWS)
     activate_first(nodes, "shared", ROWS)
     return nodes
-
-
-def ask(node: NodeProcess, method: str, path: str, content: Any = None) -> tuple[int, Any]:
-    body = None if content is None else json.dumps(content).encode()
-    asked = urllib.request.Request(f"{node.http}{path}", body, method=method)
-    try:
-        with urllib.request.urlopen(asked, timeout=30) as answer:
-            return answer.status, json.load(answer)
-    except urllib.error.HTTPError as error:
-        with error:
-            return error.code, json.load(error)
 
 
 def run(node: NodeProcess, *words: str, stdin: str = "") -> subprocess.CompletedProcess[str]:

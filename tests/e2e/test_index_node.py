@@ -17,6 +17,7 @@ import pytest
 
 import millstream
 from millstream.model.partitions import partition_of
+from support.http import http_calls
 from support.kv.bucket_nodes import BUCKET, BucketNodes
 from support.kv.nodes_with_map import activate_first, give_map
 from support.node.node_process import NodeProcess, free_port
@@ -38,18 +39,7 @@ def call(
     login: Any = ADMIN,
     tls: ssl.SSLContext | None = None,
 ) -> tuple[int, Any]:
-    body = None if content is None else json.dumps(content).encode()
-    headers = {"Content-Type": "application/json"}
-    if login:
-        headers["Authorization"] = "Basic " + b64encode(":".join(login).encode()).decode()
-    address = node.http if tls is None else node.http.replace("http:", "https:")
-    asked = urllib.request.Request(f"{address}{path}", body, headers, method=method)
-    try:
-        with urllib.request.urlopen(asked, context=tls) as answer:
-            return answer.status, json.load(answer)
-    except urllib.error.HTTPError as error:
-        with error:
-            return error.code, json.load(error)
+    return http_calls.call(node, method, path, content, login=login or None, tls=tls)
 
 
 def put(node: NodeProcess, bucket: str, numbers: range, **more: object) -> Any:

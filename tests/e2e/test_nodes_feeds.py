@@ -6,7 +6,6 @@ import json
 import threading
 import urllib.error
 import urllib.request
-from base64 import b64encode
 from collections.abc import Callable, Iterator
 from http.client import HTTPException
 from itertools import cycle
@@ -15,6 +14,7 @@ from typing import Any
 import pytest
 
 from millstream.model.partitions import partition_of
+from support.http import http_calls
 from support.kv.bucket_nodes import BUCKET, BucketNodes
 from support.kv.nodes_with_map import activate_first, give_map
 from support.node.node_process import NodeProcess
@@ -27,16 +27,7 @@ IDS = [f"doc-{n:03}" for n in range(COUNT)]
 
 
 def call(node: NodeProcess, method: str, path: str, content: Any = None) -> tuple[int, Any]:
-    body = None if content is None else json.dumps(content).encode()
-    headers = {"Content-Type": "application/json"}
-    address = f"{node.http}/{BUCKET}{path}"
-    asked = urllib.request.Request(address, body, headers, method=method)
-    try:
-        with urllib.request.urlopen(asked, timeout=WAIT_S) as answer:
-            return answer.status, json.load(answer)
-    except urllib.error.HTTPError as error:
-        with error:
-            return error.code, json.load(error)
+    return http_calls.call(f"{node.http}/{BUCKET}", method, path, content)
 
 
 def good(node: NodeProcess, path: str, content: Any = None) -> Any:
@@ -229,11 +220,7 @@ def test_a_purge_anywhere_changes_the_epoch_everywhere(nodes: BucketNodes) -> No
 def replicated(node: NodeProcess, source: str, target: str) -> dict[str, int]:
     """Run a job at a node; return how many revisions it looked at, and wrote."""
     job = {"source": source, "target": target, "create_target": True}
-    asked = urllib.request.Request(
-        f"{node.http}/_replicate", json.dumps(job).encode(), {"Content-Type": "application/json"}
-    )
-    with urllib.request.urlopen(asked, timeout=WAIT_S) as answer:
-        said = json.load(answer)
+    said = http_calls.done(node, "POST", "/_replicate", job)
     if said.get("no_changes"):
         return {"looked": 0, "wrote": 0}
     run = said["history"][0]
@@ -251,9 +238,8 @@ def test_replication_from_and_to_any_node(nodes: BucketNodes, make_node: MakeNod
     put(nodes, "more", {})
     until_all_seen(nodes, COUNT + 1)
     assert replicated(alone, at["c"], "copy") == {"looked": 1, "wrote": 1}
-    body = json.dumps({"docs": [{"_id": f"back-{n}"} for n in range(9)]}).encode()
-    headers = {"Content-Type": "application/json"}
-    urllib.request.urlopen(urllib.request.Request(f"{alone.http}/copy/_bulk_docs", body, headers))
+    docs = [{"_id": f"back-{n}"} for n in range(9)]
+    http_calls.done(alone, "POST", "/copy/_bulk_docs", {"docs": docs})
     assert replicated(alone, "copy", at["b"])["wrote"] == 9
     until_all_seen(nodes, COUNT + 10)
     assert replicated(alone, "copy", at["c"]) == nothing
@@ -274,13 +260,9 @@ def test_what_was_purged_at_some_node_on_the_way_is_not_skipped(
     nodes: BucketNodes, make_node: MakeNode
 ) -> None:
     alone = make_node("--no-memcached", name="alone").start()
-    body = json.dumps({"docs": [{"_id": f"far-{n}"} for n in range(9)]}).encode()
-    headers = {"Content-Type": "application/json"}
-    for asked in (
-        urllib.request.Request(f"{alone.http}/far", method="PUT"),
-        urllib.request.Request(f"{alone.http}/far/_bulk_docs", body, headers),
-    ):
-        urllib.request.urlopen(asked).close()
+    http_calls.done(alone, "PUT", "/far")
+    docs = [{"_id": f"far-{n}"} for n in range(9)]
+    http_calls.done(alone, "POST", "/far/_bulk_docs", {"docs": docs})
     first, second = (f"{nodes.nodes[name].http}/{BUCKET}" for name in "ab")
     assert replicated(alone, "far", first)["wrote"] == 9
     until_all_seen(nodes, COUNT + 9)
@@ -301,18 +283,12 @@ def test_where_there_are_users_nodes_ask_each_other_as_nodes(make_node: MakeNode
     rows = [["a"], ["b"], ["a"], ["b"]]
     give_map(nodes, "shared", rows, login=ada)
     activate_first(nodes, "shared", rows, login=ada)
-    headers = {"Authorization": "Basic " + b64encode(":".join(ada).encode()).decode()}
 
-    def answered(node: NodeProcess, path: str, body: Any = None) -> tuple[int, Any]:
-        content = None if body is None else json.dumps(body).encode()
-        more = {"Content-Type": "application/json"}
-        asked = urllib.request.Request(node.http + path, content, headers | more)
-        try:
-            with urllib.request.urlopen(asked, timeout=WAIT_S) as answer:
-                return answer.status, json.load(answer)
-        except urllib.error.HTTPError as error:
-            with error:
-                return error.code, json.load(error)
+    def answered(
+        node: NodeProcess, path: str, body: Any = None, login: Any = ada
+    ) -> tuple[int, Any]:
+        method = "GET" if body is None else "POST"
+        return http_calls.call(node, method, path, body, login=login)
 
     docs = {"docs": [{"_id": f"d{n}"} for n in range(20)]}
     until(lambda: answered(nodes["a"], "/shared/_bulk_docs", docs)[0] == 201)
@@ -321,5 +297,4 @@ def test_where_there_are_users_nodes_ask_each_other_as_nodes(make_node: MakeNode
             assert len(ids(answered(node, path)[1])) == 20
     part = "/_millstream/buckets/shared/stored"
     assert answered(nodes["a"], part, {})[0] == 400, "an administrator may ask, but not for this"
-    headers.clear()
-    assert answered(nodes["a"], part, {})[0] == 401
+    assert answered(nodes["a"], part, {}, login=None)[0] == 401

@@ -2,12 +2,8 @@
 
 from __future__ import annotations
 
-import json
 import ssl
 import threading
-import urllib.error
-import urllib.request
-from base64 import b64encode
 from collections import Counter
 from collections.abc import Callable
 from pathlib import Path
@@ -15,6 +11,7 @@ from typing import Any
 
 import millstream
 from millstream.model.partitions import partition_of
+from support.http import http_calls
 from support.kv.bucket_nodes import BUCKET, BucketNodes
 from support.kv.nodes_with_map import activate_first, ask, give_map, map_of
 from support.node.node_process import NodeProcess, free_port
@@ -45,19 +42,7 @@ def call(
     bucket: str = "shared",
     tls: ssl.SSLContext | None = None,
 ) -> tuple[int, Any]:
-    body = None if content is None else json.dumps(content).encode()
-    headers = {
-        "Content-Type": "application/json",
-        "Authorization": "Basic " + b64encode(":".join(ADMIN).encode()).decode(),
-    }
-    address = node.http if tls is None else node.http.replace("http:", "https:")
-    asked = urllib.request.Request(f"{address}/{bucket}{path}", body, headers, method=method)
-    try:
-        with urllib.request.urlopen(asked, context=tls) as answer:
-            return answer.status, json.load(answer)
-    except urllib.error.HTTPError as error:
-        with error:
-            return error.code, json.load(error)
+    return http_calls.call(f"{node.http}/{bucket}", method, path, content, login=ADMIN, tls=tls)
 
 
 def query(node: NodeProcess, view: str, parameters: str = "") -> list[Any]:

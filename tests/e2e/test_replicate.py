@@ -1,39 +1,20 @@
 """Replication between real nodes: `_replicate`, `_replicator`, and what passes through others."""
 
 import base64
-import json
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
-from urllib.error import HTTPError
 from urllib.request import Request, urlopen
 
 import pytest
 
 import millstream
+from support.http.http_calls import call, done
 from support.node.node_process import NodeProcess, kept_ports
 from support.node.waiting import until
 
 LOGGED = ("--log-level", "debug")
 Pair = tuple[NodeProcess, NodeProcess]
-
-
-def call(node: NodeProcess, method: str, path: str, body: Any = None) -> tuple[int, Any]:
-    request = Request(
-        node.http + path, method=method, headers={"Content-Type": "application/json"},
-        data=None if body is None else json.dumps(body).encode(),
-    )  # fmt: skip
-    try:
-        with urlopen(request, timeout=60) as answer:
-            return answer.status, json.load(answer)
-    except HTTPError as error:
-        return error.code, json.load(error)
-
-
-def done(node: NodeProcess, method: str, path: str, body: Any = None) -> Any:
-    status, answer = call(node, method, path, body)
-    assert status < 300, answer
-    return answer
 
 
 def fill(node: NodeProcess, name: str, ids: list[str], **members: Any) -> None:

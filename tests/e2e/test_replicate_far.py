@@ -8,11 +8,10 @@ import ssl
 from collections.abc import AsyncIterator, Callable
 from pathlib import Path
 from typing import Any
-from urllib.error import HTTPError
-from urllib.request import Request, urlopen
 
 import pytest
 
+from support.http import http_calls
 from support.http.proxy_double import ProxyDouble
 from support.node.node_process import NodeProcess
 from support.node.waiting import until
@@ -29,16 +28,8 @@ async def proxy() -> AsyncIterator[ProxyDouble]:
 
 
 def call(url: str, method: str, body: Any = None) -> tuple[int, Any]:
-    request = Request(
-        url, method=method, headers={"Content-Type": "application/json"},
-        data=None if body is None else json.dumps(body).encode(),
-    )  # fmt: skip
     trust = ssl.create_default_context(cafile=AUTHORITY)
-    try:
-        with urlopen(request, timeout=60, context=trust) as answer:
-            return answer.status, json.load(answer)
-    except HTTPError as error:
-        return error.code, json.load(error)
+    return http_calls.call(url, method, "", body, tls=trust if url.startswith("https:") else None)
 
 
 async def done(url: str, method: str, body: Any = None) -> Any:

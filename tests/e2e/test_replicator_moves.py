@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable
 from typing import Any
-from urllib.error import HTTPError
-from urllib.request import Request, urlopen
 
 from millstream.model.partitions import partition_of
+from support.http.http_calls import call, done
 from support.kv.nodes_with_map import activate_first, ask, give_map
 from support.node.node_process import NodeProcess
 from support.node.waiting import until
@@ -16,24 +14,6 @@ from support.node.waiting import until
 JOBS = "_replicator"
 ROWS = [["a", "b"], ["b", "a"], ["a", "b"], ["b", "a"]]
 MakeNode = Callable[..., NodeProcess]
-
-
-def call(node: NodeProcess, method: str, path: str, body: Any = None) -> tuple[int, Any]:
-    request = Request(
-        node.http + path, method=method, headers={"Content-Type": "application/json"},
-        data=None if body is None else json.dumps(body).encode(),
-    )  # fmt: skip
-    try:
-        with urlopen(request, timeout=60) as answer:
-            return answer.status, json.load(answer)
-    except HTTPError as error:
-        return error.code, json.load(error)
-
-
-def done(node: NodeProcess, method: str, path: str, body: Any = None) -> Any:
-    status, answer = call(node, method, path, body)
-    assert status < 300, answer
-    return answer
 
 
 def states(node: NodeProcess) -> dict[str, str]:

@@ -4,11 +4,10 @@ from __future__ import annotations
 
 import json
 import time
-import urllib.error
-import urllib.request
 from collections.abc import Callable
 from typing import Any
 
+from support.http import http_calls
 from support.kv.bucket_nodes import BUCKET, BucketNodes
 from support.node.node_process import NodeProcess
 
@@ -22,15 +21,7 @@ PAGES = (
 
 
 def call(node: NodeProcess, method: str, path: str, content: Any = None) -> tuple[int, Any]:
-    body = None if content is None else json.dumps(content).encode()
-    asked = urllib.request.Request(
-        f"{node.http}/{BUCKET}{path}", body, {"Content-Type": "application/json"}, method=method
-    )
-    try:
-        with urllib.request.urlopen(asked) as answer:
-            return answer.status, json.load(answer)
-    except urllib.error.HTTPError as error:
-        return error.code, json.load(error)
+    return http_calls.call(f"{node.http}/{BUCKET}", method, path, content)
 
 
 def test_after_a_promotion_without_a_majority_nothing_unknown_is_answered_as_empty(

@@ -32,7 +32,7 @@ def documents(bucket: BucketUnderTest) -> dict[str, Any]:
 
 
 @pytest.mark.slow
-def test_every_backup_restores_to_what_there_was_also_after_a_lost_tail(
+def test_every_backup_restores_its_state_after_a_lost_tail(
     spark: Any, own_node: Callable[..., NodeProcess], tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:  # fmt: skip

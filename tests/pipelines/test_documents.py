@@ -162,7 +162,7 @@ def test_steps_make_documents_that_read_back_and_groups_of_them(
     }
 
 
-def test_what_cannot_work_is_refused_where_it_is_said(spark: Any, tmp_path: Path) -> None:
+def test_impossible_settings_are_refused_at_once(spark: Any, tmp_path: Path) -> None:
     one = changes(spark, "carrier string, delay int", bucket="b")
     with pytest.raises(UsageError, match="column _id, the key of each document, has to be among"):
         one.map(lambda frame: frame.select("carrier"))

@@ -40,9 +40,7 @@ def faulty(tmp_path_factory: pytest.TempPathFactory) -> Iterator[World]:
 
 
 @pytest.mark.parametrize(("family", "seed"), FEW)
-def test_sinks_equal_the_source_after_all_that_goes_wrong(
-    faulty: World, family: str, seed: int
-) -> None:
+def test_sinks_equal_the_source_after_random_faults(faulty: World, family: str, seed: int) -> None:
     for _ in range(PLAYS_MAX):
         outcome = faulty.run(schedule_of(family, seed))
         assert not outcome.wrong, f"{outcome.wrong}\n{outcome.schedule}\n{outcome.counts}"
@@ -138,7 +136,7 @@ def test_a_pipeline_that_does_not_stop_is_wrong(tmp_path: Path) -> None:
         play.settle()
 
 
-def test_who_dies_more_often_than_faults_killed_it_is_wrong(tmp_path: Path) -> None:
+def test_more_deaths_than_kills_are_a_failure(tmp_path: Path) -> None:
     play = FalsePlay(tmp_path)
     play.fire(0, "a")
     play.nodes.deaths["a"] = 1

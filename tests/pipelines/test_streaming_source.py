@@ -35,7 +35,7 @@ def wait_until(holds: Callable[[], bool], query: Any = None) -> None:
         time.sleep(0.05)  # Spark tells nobody: asked again
 
 
-def test_runs_over_what_is_available_keep_the_state(
+def test_available_now_runs_keep_the_state(
     spark: Any, bucket: BucketUnderTest, tmp_path: Path
 ) -> None:
     """Exactly the newest state after each run, writers going on during the runs or not."""

@@ -15,7 +15,6 @@ from __future__ import annotations
 import select
 import socket
 import ssl
-from types import TracebackType
 from typing import Final, Self
 
 from millstream.access.kv_login import Login, Steps, hung_up, open_session
@@ -93,12 +92,7 @@ class Connection:
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self.close()
 
     @property

@@ -18,7 +18,6 @@ from __future__ import annotations
 import ssl
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from struct import Struct
-from types import TracebackType
 from typing import Any, Final, NoReturn, Self, TypeVar
 
 from millstream.client.connection import PORT_DEFAULT, TIMEOUT_S, Connection
@@ -122,12 +121,7 @@ class Client:
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self.close()
 
     def close(self) -> None:

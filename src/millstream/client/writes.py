@@ -14,11 +14,11 @@ from collections.abc import Callable
 from struct import Struct
 from typing import Any, Final, NamedTuple, TypeVar
 
-from millstream.client.documents import FLAGS_JSON, key_bytes_of
+from millstream.client.documents import FLAGS_JSON, change_packer, key_bytes_of
 from millstream.errors import MillstreamError
 from millstream.model.limits import FRAME_BYTES_MAX
 from millstream.model.partitions import partition_of
-from millstream.wire.mcbp import ALT_REQUEST, HEADER, REQUEST, Datatype, Opcode, Packet, Status
+from millstream.wire.mcbp import HEADER, REQUEST, Datatype, Opcode, Packet, Status
 
 __all__ = [
     "WRITE_BYTES_MAX",
@@ -36,7 +36,6 @@ __all__ = [
 
 WRITE_BYTES_MAX: Final = FRAME_BYTES_MAX - 16 * 1024
 """Value and sidecar of one write; a key, a lineage and numbers go with them."""
-_SET: Final = Struct(">BBHBBHIIQII")
 _GIVEN: Final = Struct(">IIQQIH")
 """Flags, expiry, rev, CAS, options, length of the extended metadata."""
 _NO_CONFLICTS: Final = 0x08
@@ -110,30 +109,15 @@ OneWrite = TypeVar("OneWrite", Write, GivenWrite)
 def each_encoder(
     partition_count: int, *, framing: bytes, keep_json: bool
 ) -> Callable[[Write | GivenWrite, int], tuple[int, bytes]]:
-    """Return a function (write, opaque) -> (partition, SET, ADD or DELETE frame). Hot path."""
-    magic = ALT_REQUEST if framing else REQUEST
-    high, framing_bytes = len(framing) << 8, len(framing)
-    pack_set, pack_head = _SET.pack, HEADER.pack
-    set_code, add_code, delete_code = int(Opcode.SET), int(Opcode.ADD), int(Opcode.DELETE)
+    """Return a function (write, opaque) -> (partition, SET, ADD or DELETE frame)."""
+    pack = change_packer(partition_count, framing=framing, keep_json=keep_json)
     datatype_mask = 0xFF if keep_json else 0
 
     def encode(write: Write | GivenWrite, opaque: int) -> tuple[int, bytes]:
         if isinstance(write, GivenWrite):
             return _given_frame(write, partition_count, datatype_mask, opaque)
-        key, value, flags, datatype, expiry, cas, is_insert = write
-        size = len(key)
-        partition_id = partition_of(key_bytes_of(key), partition_count)
-        if value is None:
-            head = pack_head(
-                magic, delete_code, high | size, 0, 0, partition_id, framing_bytes + size, opaque,
-                cas,
-            )  # fmt: skip
-            return partition_id, head + framing + key
-        frame = pack_set(
-            magic, add_code if is_insert else set_code, high | size, 8, datatype & datatype_mask,
-            partition_id, framing_bytes + 8 + size + len(value), opaque, cas, flags, expiry,
-        )  # fmt: skip
-        return partition_id, frame[:24] + framing + frame[24:] + key + value
+        key_bytes_of(write.key)
+        return pack(*write, opaque)
 
     return encode
 

@@ -6,31 +6,26 @@ Invariants:
 3. Once a bucket has adopted records of a managed cluster, maps made by hand are refused.
 4. A bucket that lacks only its map, or records, is served again once it gets them.
 
-Elsewhere: the set of buckets (`databases.buckets`), adoption (`databases.adopted_records`), files
+Elsewhere: the buckets (`databases.bucket_table`), adoption (`databases.adopted_records`), files
 (`data_directory.map_file`).
 """
 
 from __future__ import annotations
 
-import asyncio
 import logging
 import re
-from abc import ABC, abstractmethod
-from collections.abc import Sequence
-from functools import partial
-from pathlib import Path
 from typing import Final
 
 from millstream.data_directory.bucket_files import (
     BucketRecord,
     refuse_other,
-    store_adopted,
     store_map,
 )
-from millstream.data_directory.inventory import MAP, RECORDS, Entry, Inventory
+from millstream.data_directory.inventory import MAP
 from millstream.data_directory.map_file import AdoptedMap, PlacedMap, is_newer, refuse_managed
 from millstream.data_directory.small_files import utc_now
 from millstream.databases.adopted_records import AdoptedRecords
+from millstream.databases.bucket_table import BucketTable
 from millstream.errors import (
     ConditionError,
     CorruptionError,
@@ -38,7 +33,6 @@ from millstream.errors import (
     UnavailableError,
     UsageError,
 )
-from millstream.kv.aio.engine import BucketEngine
 from millstream.model.bucket_names import checked_bucket_name, checked_partition_count
 from millstream.runtime.tasks import in_thread
 
@@ -48,48 +42,17 @@ _LOG = logging.getLogger(__name__)
 _UUID: Final = re.compile(r"[0-9a-f]{32}")
 
 
-class BucketMaps(ABC):
-    """The part of `databases.buckets.Buckets` that gives buckets their maps."""
+class BucketMaps:
+    """The maps of the buckets of one node."""
 
-    _path: Path
-    _inventory: Inventory
-    _records: dict[str, BucketRecord]
-    _failures: dict[str, str]
-    _lacks_map: set[str]
-    _adopted: dict[str, AdoptedRecords]
-    _change: asyncio.Lock
-
-    @abstractmethod
-    def engine(self, name: str) -> BucketEngine:
-        """Return a served bucket's engine."""
-
-    @abstractmethod
-    async def _make(
-        self, record: BucketRecord, placed: PlacedMap | AdoptedMap | None = None
-    ) -> None:
-        """Create a bucket."""
-
-    @abstractmethod
-    async def _bring_up(self, record: BucketRecord, entry: Entry | None = None) -> None:
-        """Open a bucket."""
-
-    @abstractmethod
-    async def _name(self, records: Sequence[BucketRecord]) -> None:
-        """Name buckets in the inventory."""
-
-    @abstractmethod
-    def _fail(self, record: BucketRecord, error: Exception) -> None:
-        """List a bucket as failed."""
-
-    @abstractmethod
-    def _note_part(self, record: BucketRecord, part: str) -> None:
-        """Name a part of a bucket in the inventory."""
+    def __init__(self, table: BucketTable) -> None:
+        self._table = table
 
     # -- maps made by hand
 
     def map_of(self, name: str) -> PlacedMap | None:
         """Return a served bucket's map, None if it has none; raises as `compact`."""
-        bucket = self.engine(name).bucket
+        bucket = self._table.engine(name).bucket
         return None if bucket.map is None else PlacedMap(bucket.map, bucket.node_name)
 
     async def set_map(
@@ -122,11 +85,11 @@ class BucketMaps(ABC):
                 f"for each",
                 code="bad_map_rows",
             )
-        async with self._change:
-            record = self._records.get(name)
+        async with self._table.change:
+            record = self._table.records.get(name)
             if record is None:
                 self._refuse_taken(bucket_uuid)
-                await self._make(
+                await self._table.make(
                     BucketRecord(name, bucket_uuid, partitions, utc_now(), has_map=True), placed
                 )
             else:
@@ -134,10 +97,10 @@ class BucketMaps(ABC):
                 if record.has_records:
                     raise refuse_managed(name)
                 await self._replace_map(record, placed)
-            await self.engine(name).copies.take_places()
+            await self._table.engine(name).copies.take_places()
 
     def _refuse_taken(self, bucket_uuid: str) -> None:
-        for record in self._records.values():
+        for record in self._table.records.values():
             if record.uuid == bucket_uuid:
                 raise ConditionError(
                     f"bucket {record.name!r} has the uuid {bucket_uuid}: a bucket has the same "
@@ -147,11 +110,11 @@ class BucketMaps(ABC):
 
     async def _replace_map(self, record: BucketRecord, placed: PlacedMap) -> None:
         name = record.name
-        if name in self._lacks_map:
+        if name in self._table.lacks_map:
             await self._keep_map(record, placed)
-            await self._try_again(record)
+            await self._heal(record)
             return
-        bucket = self.engine(name).bucket
+        bucket = self._table.engine(name).bucket
         if bucket.map is not None and not is_newer(bucket.map, bucket.node_name, placed):
             return
         await self._keep_map(record, placed)
@@ -159,16 +122,12 @@ class BucketMaps(ABC):
         bucket_map, node = placed
         _LOG.info("bucket %s: map %d, this node is %s", name, bucket_map.revision, node)
 
-    async def _try_again(self, record: BucketRecord) -> None:
+    async def _heal(self, record: BucketRecord) -> None:
         """Open a bucket that lacked its map."""
-        self._lacks_map.discard(record.name)
-        del self._failures[record.name]
+        self._table.lacks_map.discard(record.name)
         try:
-            contents = await in_thread(self._inventory.read)
-            await self._bring_up(record, contents.buckets.get(record.uuid))
-            await self._name([record])
+            await self._table.reopen(record)
         except (MillstreamError, OSError) as error:
-            self._fail(record, error)
             raise UnavailableError(
                 f"bucket {record.name} has its map and is not served: {error}",
                 code="bucket_failed",
@@ -176,23 +135,25 @@ class BucketMaps(ABC):
 
     async def _keep_map(self, record: BucketRecord, placed: PlacedMap) -> None:
         try:
-            await in_thread(store_map, self._path / record.uuid, record, placed)
-            await in_thread(self._note_part, record, MAP)
+            await in_thread(store_map, self._table.path / record.uuid, record, placed)
+            await in_thread(self._table.note_part, record, MAP)
         except OSError as error:
             raise UnavailableError(
                 f"the map of bucket {record.name!r} cannot be written: {error}", code="disk_error"
             ) from error
-        self._records[record.name] = record._replace(has_map=True)
+        self._table.records[record.name] = record._replace(has_map=True)
 
     # -- managed clusters
 
     def adopted(self, name: str) -> AdoptedRecords | None:
         """Return what a served bucket has adopted; None if it does not belong to a cluster."""
-        return self._adopted.get(name)
+        return self._table.adopted.get(name)
 
     def name_of(self, bucket_uuid: str) -> str | None:
         """Return the name of the bucket with a uuid; None if there is none."""
-        return next((one.name for one in self._records.values() if one.uuid == bucket_uuid), None)
+        return next(
+            (one.name for one in self._table.records.values() if one.uuid == bucket_uuid), None
+        )
 
     async def take_map(
         self,
@@ -229,20 +190,20 @@ class BucketMaps(ABC):
                 "partitions; restore a backup of the coordination service",
                 code="bad_cluster_map",
             )
-        async with self._change:
-            record = self._records.get(name)
+        async with self._table.change:
+            record = self._table.records.get(name)
             if record is None:
                 self._refuse_taken(data_map.bucket)
                 record = BucketRecord(
                     name, data_map.bucket, partitions, utc_now(),
                     memory_quota_bytes=memory_quota_bytes, has_records=True,
                 )  # fmt: skip
-                await self._make(record, adopted)
+                await self._table.make(record, adopted)
                 return
             refuse_other(record, data_map.bucket, partitions)
-            known = self._adopted.get(name)
+            known = self._table.adopted.get(name)
             if known is not None:
-                self.engine(name)
+                self._table.engine(name)
                 if known.adopted.cluster != adopted.cluster:
                     raise ConditionError(
                         f"bucket {name!r} belongs to cluster {known.adopted.cluster}, not to "
@@ -250,38 +211,18 @@ class BucketMaps(ABC):
                         code="other_cluster",
                     )
                 await known.take(data_map, adopted.nodes)
-            elif name in self._lacks_map:
-                await self._keep_adopted(name, adopted)
-                await self._try_again(self._records[name])
+            elif name in self._table.lacks_map:
+                await self._table.keep_adopted(name, adopted)
+                await self._heal(self._table.records[name])
             else:
                 await self._begin_to_manage(name, adopted)
 
     async def _begin_to_manage(self, name: str, adopted: AdoptedMap) -> None:
         """A bucket that was on this node alone, or had maps made by hand, gets records."""
-        running = self.engine(name)
-        await self._keep_adopted(name, adopted)
+        running = self._table.engine(name)
+        await self._table.keep_adopted(name, adopted)
         running.bucket.set_records(adopted.records, adopted.node_name)
         running.bucket.set_map(adopted.bucket_map, adopted.node_name)
-        self._manage(self._records[name], running, adopted)
+        self._table.manage(self._table.records[name], running, adopted)
         await running.copies.take_places()
         _LOG.info("bucket %s belongs to cluster %s from now on", name, adopted.cluster)
-
-    def _manage(self, record: BucketRecord, running: BucketEngine, adopted: AdoptedMap) -> None:
-        keep = partial(self._keep_adopted, record.name)
-        self._adopted[record.name] = known = AdoptedRecords(running, adopted, keep)
-        running.bucket.adopt = known.adopt
-
-    async def _keep_adopted(self, name: str, adopted: AdoptedMap) -> None:
-        record = self._records.get(name)
-        if record is None:
-            raise ConditionError(f"no bucket {name!r}", code="bucket_not_found")
-        try:
-            await in_thread(store_adopted, self._path / record.uuid, record, adopted)
-            if not record.has_records:
-                await in_thread(self._note_part, record, RECORDS)
-        except OSError as error:
-            raise UnavailableError(
-                f"the records of bucket {name!r} cannot be written: {error}", code="disk_error"
-            ) from error
-        if not record.has_records:
-            self._records[name] = record._replace(has_records=True)

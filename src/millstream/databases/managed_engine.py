@@ -158,7 +158,9 @@ class ManagedEngine:
 
     def keys(self) -> Mapping[str, MapKey]:
         """Return the key of the newest whole data map that was taken, by uuid."""
-        every = ((self._buckets.adopted(name), one) for name, one in self._buckets.served.items())
+        every = (
+            (self._buckets.maps.adopted(name), one) for name, one in self._buckets.served.items()
+        )
         return {one.uuid: known.adopted.data_map.key for known, one in every if known is not None}
 
     def broken(self) -> Mapping[str, bool]:
@@ -219,14 +221,14 @@ class ManagedEngine:
 
     async def _carry_out(self, uuid: str, steps: Sequence[_DataStep]) -> None:
         """Carry out steps of one kind, of different partitions."""
-        name = self._buckets.name_of(uuid)
+        name = self._buckets.maps.name_of(uuid)
         if name is None:
             raise ConditionError(f"no bucket of uuid {uuid}", code="bucket_not_found")
         running = self._buckets.engine(name)
         copies, numbers = running.copies, [step.place.partition for step in steps]
         match steps[0]:
             case Adopt():
-                adopted = self._buckets.adopted(name)
+                adopted = self._buckets.maps.adopted(name)
                 if adopted is None:
                     message = f"bucket {name!r} has no map of the cluster yet"
                     raise ConditionError(message, code="not_managed")
@@ -339,14 +341,14 @@ class ManagedEngine:
         data_map: DataMap,
         addresses: Mapping[str, NodeAddress],
     ) -> None:
-        known = self._buckets.adopted(element.name)
+        known = self._buckets.maps.adopted(element.name)
         if known is not None and known.adopted.data_map.key > data_map.key:
             return
         names = {self._node, *data_map.names()} & addresses.keys()
         nodes = tuple(addresses[name] for name in sorted(names))
         adopted = AdoptedMap(cluster, self._node, nodes, data_map, data_map.records)
         quota = element.settings.get("memory_quota_bytes")
-        await self._buckets.take_map(
+        await self._buckets.maps.take_map(
             element.name, element.partitions, adopted, quota if isinstance(quota, int) else None
         )
 
@@ -359,7 +361,7 @@ class ManagedEngine:
             uuid: why for uuid, why in self._failures.items() if uuid in maps.buckets
         }
         for name in list(self._buckets.served):
-            known = self._buckets.adopted(name)
+            known = self._buckets.maps.adopted(name)
             if known is None or known.adopted.cluster != maps.cluster:
                 continue
             if known.adopted.data_map.bucket not in maps.buckets:

@@ -177,7 +177,7 @@ class Router:
         )
 
     def _look(self) -> None:
-        if self.bucket.serves_by_rights:
+        if self.bucket.is_managed:
             self.bucket.look_at_rights()
 
     def _is_own(self, number: int) -> bool:

@@ -12,7 +12,6 @@ from __future__ import annotations
 import atexit
 import os
 from collections.abc import Coroutine, Iterable
-from types import TracebackType
 from typing import Any, Final, Self, TypeVar
 
 from millstream.errors import UnavailableError
@@ -82,12 +81,7 @@ class Node:
         await self.start()
         return self
 
-    async def __aexit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    async def __aexit__(self, *_: object) -> None:
         await self.stop()
 
     async def start(self) -> None:
@@ -165,12 +159,7 @@ class EmbeddedNode:
         self.start()
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self.stop()
 
     def start(self) -> None:

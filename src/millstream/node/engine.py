@@ -29,6 +29,7 @@ from millstream.cluster.aio.membership import Membership
 from millstream.cluster.cluster_state import NodeAt
 from millstream.data_directory.map_file import PlacedMap
 from millstream.data_directory.ownership import DataDirectory
+from millstream.databases.bucket_table import BucketTable
 from millstream.databases.buckets import Buckets
 from millstream.databases.design_documents import Designs
 from millstream.databases.design_functions import DesignFunctions
@@ -138,7 +139,7 @@ class Engine:
             NodeAccess(NODE_USER, settings.cluster_secret, peer_tls_context(settings)),
             self.indexes,
         )
-        self._buckets = Buckets(
+        table = BucketTable(
             directory.buckets_path,
             flush_interval_ms=settings.flush_interval_ms,
             memory_quota_bytes=settings.memory_quota_bytes or memory_quota_of(machine_bytes()),
@@ -147,8 +148,8 @@ class Engine:
             on_stopped=self._bucket_stopped,
             link_to=self._link_to,
             on_up=self._bucket_up,
-            on_gone=self.others.bucket_gone,
         )
+        self._buckets = Buckets(table, on_gone=self.others.bucket_gone)
         self._kv = KvServer(
             self._buckets.served, self.users, StreamSession, advertise=settings.advertised_host
         )
@@ -251,14 +252,14 @@ class Engine:
 
     def bucket_map(self, name: str) -> tuple[BucketMap, str] | None:
         """Return a bucket's map; raises as `databases.buckets.Buckets.map_of`."""
-        return self._buckets.map_of(name)
+        return self._buckets.maps.map_of(name)
 
     async def set_bucket_map(
         self, name: str, uuid: str, partitions: int, bucket_map: BucketMap, node_name: str
     ) -> None:
         """Give a bucket its map durably; raises as `databases.buckets.Buckets.set_map`."""
         placed = PlacedMap(bucket_map, node_name)
-        await self._buckets.set_map(name, uuid, partitions, placed)
+        await self._buckets.maps.set_map(name, uuid, partitions, placed)
         self._raise_revision()
 
     def partition_statuses(self, name: str) -> list[PartitionStatus]:

@@ -12,11 +12,12 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from millstream.coordination.core.pool.effects import Say
-from millstream.coordination.core.pool.file_format import Phase, decode_node_file
+from millstream.coordination.core.pool.file_format import decode_node_file
 from millstream.coordination.core.pool.messages import Deleted, Founded, Tables
 from millstream.vsr.core.configuration import Configuration
 from millstream.vsr.core.hard_state import HardState
 from simulators.coordination_sim.truth import WrongError
+from support.coordination.pool_driver import not_durable
 
 if TYPE_CHECKING:
     from simulators.coordination_sim.whole import WholeWorld
@@ -45,20 +46,8 @@ class PoolTruth:
         payload = say.envelope.payload
         if not isinstance(payload, Tables | Founded | Deleted):
             return
-        kept, number = self._durable(node), node.number
-        match payload:
-            case Tables():
-                if set(payload.tombstones) - set(kept.tables.tombstones):
-                    raise WrongError(f"node {number} tells of a deletion that is not durable")
-                if set(payload.foundings) - set(kept.tables.foundings):
-                    raise WrongError(f"node {number} tells of a founding that is not durable")
-            case Founded(group_id, ""):
-                phases = {one.group_id: one.phase for one in kept.hosted}
-                if phases.get(group_id, Phase.FORMATTING) is Phase.FORMATTING:
-                    raise WrongError(f"node {number} says it has founded what is not durable")
-            case Deleted(group_id, _):
-                if group_id not in kept.tables.tombstones:
-                    raise WrongError(f"node {number} says it has deleted what is not durable")
+        if wrong := not_durable(payload, self._durable(node)):
+            raise WrongError(f"node {node.number} {wrong}")
 
     def check_forward(self, node: Any) -> None:
         """What a process knows of nodes and groups never goes back to older information."""

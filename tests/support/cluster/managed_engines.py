@@ -33,6 +33,7 @@ from millstream.cluster.core.orders import Order, Place, Reply
 from millstream.cluster.core.reports import NodeReport, no_copy
 from millstream.cluster.core.settings import Settings
 from millstream.cluster.core.step import Decision, View
+from millstream.databases.bucket_table import BucketTable
 from millstream.databases.buckets import Buckets
 from millstream.databases.managed_engine import ManagedEngine
 from millstream.kv.aio.server import KvServer
@@ -71,11 +72,12 @@ class ManagedNode:
     async def start(self) -> None:
         """Open the buckets and listen, at the same port as before."""
         self.path.mkdir(exist_ok=True)
-        self.buckets = Buckets(
+        table = BucketTable(
             self.path / "buckets", flush_interval_ms=1, memory_quota_bytes=64 << 20,
             on_persisted=lambda: self.kv.on_persisted(), on_fatal=lambda *_: None,
             on_stopped=lambda _: None,
         )  # fmt: skip
+        self.buckets = Buckets(table)
         self.kv = KvServer(self.buckets.served, UserStore(), StreamSession)
         self.engine = ManagedEngine(self.name, self.buckets, self.path, delete=self._delete)
         await self.buckets.open_all()

@@ -37,11 +37,12 @@ from millstream.coordination.core.pool.effects import (
     Stray,
     Warn,
 )
-from millstream.coordination.core.pool.file_format import Phase, decode_node_file
+from millstream.coordination.core.pool.file_format import NodeFile, Phase, decode_node_file
 from millstream.coordination.core.pool.messages import (
     Address,
     Deleted,
     Founded,
+    PoolPayload,
     Tables,
     decode_pool,
     encode_pool,
@@ -62,6 +63,27 @@ from millstream.vsr.core.messages import LENGTH, Envelope, GetEpoch
 from millstream.vsr.core.replica.member import Status
 
 PORT = 7000
+
+
+def not_durable(payload: PoolPayload, kept: NodeFile) -> str:
+    """Return what a node tells others that is not durable, or an empty text.
+
+    What is told outlives the process.
+    """
+    match payload:
+        case Tables():
+            if set(payload.tombstones) - set(kept.tables.tombstones):
+                return "tells of a deletion that is not durable"
+            if set(payload.foundings) - set(kept.tables.foundings):
+                return "tells of a founding that is not durable"
+        case Founded(group_id, ""):
+            phases = {one.group_id: one.phase for one in kept.hosted}
+            if phases.get(group_id, Phase.FORMATTING) is Phase.FORMATTING:
+                return "says it has founded what is not durable"
+        case Deleted(group_id, _):
+            if group_id not in kept.tables.tombstones:
+                return "says it has deleted what is not durable"
+    return ""
 
 
 class WrongError(AssertionError):
@@ -281,24 +303,11 @@ class World:
 
     def _check_said(self, node: Node, say: Say) -> None:
         payload = say.envelope.payload
-        if not isinstance(payload, Tables | Founded | Deleted):
-            return
-        if node.content is None:
-            raise WrongError(f"{node.number} speaks before anything is durable")
-        kept = decode_node_file(node.content)
-        match payload:
-            case Tables():
-                if set(payload.tombstones) - set(kept.tables.tombstones):
-                    raise WrongError(f"{node.number} tells of a deletion that is not durable")
-                if set(payload.foundings) - set(kept.tables.foundings):
-                    raise WrongError(f"{node.number} tells of a founding that is not durable")
-            case Founded(group_id, ""):
-                phases = {one.group_id: one.phase for one in kept.hosted}
-                if phases.get(group_id, Phase.FORMATTING) is Phase.FORMATTING:
-                    raise WrongError(f"{node.number} says it has founded what is not durable")
-            case Deleted(group_id, _):
-                if group_id not in kept.tables.tombstones:
-                    raise WrongError(f"{node.number} says it has deleted what is not durable")
+        if isinstance(payload, Tables | Founded | Deleted):
+            if node.content is None:
+                raise WrongError(f"{node.number} speaks before anything is durable")
+            if wrong := not_durable(payload, decode_node_file(node.content)):
+                raise WrongError(f"{node.number} {wrong}")
 
     # ---- time
 

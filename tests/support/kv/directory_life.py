@@ -59,9 +59,11 @@ async def live(path: Path, say: Callable[[str], None]) -> None:
         for revision in (1, 2):
             record = DataRecord(MapKey(2, revision), "a", 0, (("a",),))
             data_map = DataMap(record.at, kept, (record,))
-            await engine._buckets.take_map("kept", 1, AdoptedMap("c", "a", A, data_map, (record,)))
+            await engine._buckets.maps.take_map(
+                "kept", 1, AdoptedMap("c", "a", A, data_map, (record,))
+            )
             say(f"managed{revision}")
-        adopted = engine._buckets.adopted("kept")
+        adopted = engine._buckets.maps.adopted("kept")
         assert adopted is not None
         await adopted.adopt({0: DataRecord(MapKey(2, 3), "a", 0, (("a",),))})
         say("managed3")

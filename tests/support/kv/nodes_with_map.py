@@ -7,13 +7,10 @@ Invariants:
 
 from __future__ import annotations
 
-import base64
-import json
-import urllib.error
-import urllib.request
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from support.http.http_calls import call
 from support.node.node_process import NodeProcess
 
 UUID = "0123456789abcdef0123456789abcdef"
@@ -29,17 +26,7 @@ def ask(
     login: tuple[str, str] | None = None,
 ) -> tuple[int, Any]:
     """One request to `/_millstream/...`; (status, JSON)."""
-    body = None if content is None else json.dumps(content).encode()
-    headers = {"Content-Type": "application/json"}
-    if login is not None:
-        encoded = base64.b64encode(":".join(login).encode()).decode()
-        headers["Authorization"] = f"Basic {encoded}"
-    asked = urllib.request.Request(f"{node.http}/_millstream{path}", body, headers, method=method)
-    try:
-        with urllib.request.urlopen(asked) as answer:
-            return answer.status, json.load(answer)
-    except urllib.error.HTTPError as error:
-        return error.code, json.load(error)
+    return call(f"{node.http}/_millstream", method, path, content, login=login)
 
 
 def map_of(

@@ -15,7 +15,7 @@ class ChangingBucket(FakeBucket):
     uuid = "u1"
     map = None
     node_name = ""
-    serves_by_rights = False
+    is_managed = False
 
     def __init__(self, count: int = 2) -> None:
         super().__init__([FakePartition(number) for number in range(count)], name="orders")

@@ -46,7 +46,7 @@ def test_the_offset_of_a_checkpoint_is_the_end_of_its_last_finished_batch(
     assert read_checkpoint(checkpoint) == (checkpoint, 10, offset(100), offset(110))
 
 
-def test_the_directory_of_a_pipeline_has_it_inside(tmp_path: Path) -> None:
+def test_a_pipeline_directory_contains_its_checkpoint(tmp_path: Path) -> None:
     inside = tmp_path / "spark"
     (inside / "offsets").mkdir(parents=True)
     assert read_checkpoint(tmp_path) == (inside, -1, None, None)
@@ -101,7 +101,7 @@ def test_a_reset_that_is_cut_off_leaves_the_old_offset_or_the_new_one(
     assert read_checkpoint(checkpoint).offset == offset(5)
 
 
-def test_what_is_not_understood_is_not_changed(checkpoint: Path, tmp_path: Path) -> None:
+def test_unknown_files_are_not_changed(checkpoint: Path, tmp_path: Path) -> None:
     with pytest.raises(UsageError) as caught:
         reset_checkpoint(checkpoint, offset(5, "aa"))
     assert caught.value.code == "other_bucket"

@@ -38,7 +38,7 @@ def test_a_session_of_spark_connect_is_told_by_its_class() -> None:
         lambda spark, path: IndexPipeline.run(None, spark),  # type: ignore[arg-type]
     ],
 )
-def test_what_keeps_connections_in_the_driver_refuses_it_first(
+def test_features_that_need_driver_connections_refuse_spark_connect(
     run: Callable[[Any, Path], object], tmp_path: Path
 ) -> None:
     with pytest.raises(UsageError, match="cannot work over Spark Connect"):

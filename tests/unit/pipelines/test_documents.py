@@ -130,7 +130,7 @@ def test_a_query_reads_with_the_options_given_and_undoes_what_is_lost(tmp_path: 
     assert target.committed == [0]
 
 
-def test_options_given_win_and_nothing_is_said_to_spark_that_nobody_said(tmp_path: Path) -> None:
+def test_explicit_options_win_and_no_others_are_set(tmp_path: Path) -> None:
     spark = Spark()
     made(spark, maxRowsPerBatch=7, rollback="fail").to(DictTarget(), tmp_path)
     assert spark.called["options"]["maxRowsPerBatch"] == "7"
@@ -148,7 +148,7 @@ def test_options_are_checked_at_once(options: dict[str, object], code: str) -> N
     assert refused.value.code == code
 
 
-def test_members_of_the_node_are_no_columns() -> None:
+def test_reserved_members_are_not_columns() -> None:
     with pytest.raises(UsageError, match="_rev: members that begin with _"):
         changes(Spark(), struct_of("_rev string, a int"), bucket="b")  # type: ignore[arg-type]
 

@@ -66,7 +66,7 @@ def test_the_error_names_every_place_and_what_to_install(tmp_path: Path) -> None
         assert part in str(caught.value)
 
 
-def test_a_java_home_without_a_java_is_said(tmp_path: Path) -> None:
+def test_a_java_home_without_java_is_an_error(tmp_path: Path) -> None:
     with pytest.raises(UnavailableError, match="is not executable"):
         java.find_java_home({"JAVA_HOME": str(tmp_path), "PATH": ""})
 

@@ -111,7 +111,7 @@ def left_behind(pid):
     return directory / "run.lock"
 
 
-def test_who_looks_at_a_run_does_not_make_it_run():
+def test_looking_at_a_run_does_not_start_it():
     """Two of them at a time, nor do they change what its holder wrote."""
     lock = left_behind(1234)
     with lock.open() as other:
@@ -131,7 +131,7 @@ def test_the_process_that_has_the_lock_is_signalled_whatever_the_record_says(mon
 
 
 @pytest.mark.parametrize("told", ["1", "4194305", "", "x"])
-def test_a_process_that_does_not_have_the_lock_is_not_signalled(monkeypatch, told):
+def test_a_process_without_the_lock_is_not_signalled(monkeypatch, told):
     """Between the lock and what its holder writes into it; of another machine or user."""
     signalled = []
     monkeypatch.setattr(os, "kill", lambda pid, number: signalled.append(pid))

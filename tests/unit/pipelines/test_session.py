@@ -72,7 +72,7 @@ def test_settings_of_one_machine_are_used_only_where_all_of_spark_is_here(
     assert ("spark.sql.streaming.checkpointFileManagerClass" in asked) == is_all_here
 
 
-def test_settings_given_win(asked: dict[str, str], tmp_path: Path) -> None:
+def test_explicit_settings_win(asked: dict[str, str], tmp_path: Path) -> None:
     more = {"spark.log.level": "WARN", **session.STATE_SETTINGS}
     session.local_session(work_dir=tmp_path, settings=more)
     assert asked["level set"] == "WARN"

@@ -28,7 +28,9 @@ def test_older_ones_are_refused(monkeypatch: pytest.MonkeyPatch, version: str) -
         require_pyspark()
 
 
-def test_none_is_told_how_to_get_one(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_missing_pyspark_is_an_error_that_names_the_extra(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     monkeypatch.setitem(sys.modules, "pyspark", None)
     with pytest.raises(ImportError, match=r"pip install 'millstream\[spark\]'"):
         require_pyspark()

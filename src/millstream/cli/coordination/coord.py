@@ -19,7 +19,6 @@ import asyncio
 import ssl
 import time
 from collections.abc import Callable, Sequence
-from types import TracebackType
 from typing import Any, Final, Self
 
 from millstream.cli.connect import Who, connection_of
@@ -95,10 +94,7 @@ class Coordination:
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:  # fmt: skip
+    def __exit__(self, *_: object) -> None:
         self.close()
 
     @property

@@ -10,7 +10,6 @@ Elsewhere: what they say (`cli.serving.health`), who shows them (`cli.serving.st
 from __future__ import annotations
 
 import ssl
-from types import TracebackType
 from typing import Any, Final, Self
 
 from millstream.cli.connect import Who, connection_of
@@ -40,12 +39,7 @@ class NodeFigures:
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self._connection.close()
 
     def read(self) -> dict[str, Any]:

@@ -16,7 +16,6 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import AsyncIterator, Mapping, Sequence
-from types import TracebackType
 from typing import Final, Self
 
 from aiohttp import web
@@ -76,12 +75,7 @@ class WhileThere:
         self._timer = self._loop.call_later(GONE_CHECK_S, self._look)
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         if self._timer is not None:
             self._timer.cancel()
 

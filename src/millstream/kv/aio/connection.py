@@ -209,7 +209,7 @@ class KvConnection(asyncio.Protocol):
         session = self.session
         self.is_active = True
         bucket = session.bucket
-        if bucket is not None and bucket.serves_by_rights:
+        if bucket is not None and bucket.is_managed:
             bucket.look_at_rights()
         try:
             out = session.receive(data, self._now_ns())

@@ -34,8 +34,6 @@ from millstream.access.kv_login import Login
 from millstream.errors import (
     ConditionError,
     MillstreamError,
-    RemoteProtocolError,
-    StreamError,
     UnavailableError,
     UsageError,
 )
@@ -54,7 +52,6 @@ from millstream.model.cluster_maps import DataRecord
 from millstream.model.partitions import PartitionState
 from millstream.runtime.tasks import Tasks
 from millstream.upr.aio.link import TIMEOUT_S, Link
-from millstream.wire.mcbp import Feature
 
 __all__ = ["LinkTo", "Replicator", "SourceStatus", "plain_link"]
 
@@ -383,10 +380,7 @@ class _Source:
         bucket = self._bucket
         link = self._link_to(self.node, bucket.name)
         try:
-            if Feature.MILLSTREAM not in await link.open():
-                message = f"{link.address} is not a Millstream node: correct the map"
-                raise RemoteProtocolError(message, code="refused")
-            await self._check_bucket(link)
+            await link.open_bucket(bucket.uuid)
             name = f"millstream:replication:{bucket.node_name}->{self.node.name}:{bucket.name}"
             feed = TakingFeed(bucket, name.encode(), bucket.node_name)
             self.feed = feed
@@ -405,16 +399,6 @@ class _Source:
             for partition_id in self._takings:
                 self._taken(partition_id, "the connection was lost")
             await link.close()
-
-    async def _check_bucket(self, link: Link) -> None:
-        """Reject another bucket of the same name: its seqnos and lineages are unrelated."""
-        found = (await link.cluster_map()).bucket_uuid
-        if found != self._bucket.uuid:
-            raise StreamError(
-                f"bucket {self._bucket.name!r} at {link.address} is another one ({found}, here "
-                f"{self._bucket.uuid}): delete one of them, and give both nodes the same map",
-                code="bucket_recreated",
-            )
 
     async def _read(self, link: Link, feed: TakingFeed) -> None:
         """Give received bytes to the feed, as fast as it can take them."""

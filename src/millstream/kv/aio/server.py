@@ -166,11 +166,7 @@ class KvServer:
     def check_password(self, session: KvSession, name: str, password: str) -> None:
         """Check a plain password off the loop (it is slow on purpose)."""
         connection = next(c for c in self.connections if c.session is session)
-        task = self.loop.create_task(
-            self._check(connection, name, password), name="kv password check"
-        )
-        self._checks.add(task)
-        task.add_done_callback(self._checks.discard)
+        self._start(self._check(connection, name, password), "kv password check")
 
     def later(self, session: KvSession, seconds: float, done: Callable[[], None]) -> None:
         """Call back after some seconds, if the connection is still open."""
@@ -219,21 +215,25 @@ class KvServer:
     async def _change(
         self,
         connection: KvConnection,
-        work: Awaitable[None],
+        work: Awaitable[int | None],
         what: str,
-        done: Callable[[Status], None],
+        done: Callable[[Any], None],
+        failure: Status = Status.ETMPFAIL,
     ) -> None:
+        """Give what a change returns, or the status that refuses it, to `done`."""
         try:
-            await work
-            status = Status.SUCCESS
+            done_upto = await work
+            found: int | Status = Status.SUCCESS if done_upto is None else done_upto
         except UsageError:
-            status = Status.EINVAL
+            found = Status.EINVAL
         except MillstreamError as error:
             _LOG.error("%s: %s", what, error)
-            status = Status.ETMPFAIL
+            found = failure
         if connection in self.connections:
-            done(status)
+            done(found)
             connection.advance()
+        else:
+            connection.drop_upload()
 
     def read_blob(
         self,
@@ -247,9 +247,7 @@ class KvServer:
         connection = next(c for c in self.connections if c.session is session)
         assert session.bucket is not None
         read = partial(session.bucket.attachments.read, name, offset, size)
-        task = self.loop.create_task(self._read_blob(connection, read, done), name="kv read blob")
-        self._checks.add(task)
-        task.add_done_callback(self._checks.discard)
+        self._start(self._read_blob(connection, read, done), "kv read blob")
 
     async def _read_blob(
         self,
@@ -276,29 +274,9 @@ class KvServer:
         assert session.bucket is not None
         upload = connection.upload_for(session.bucket)
         take = upload.take(name, offset, total, data)
-        task = self.loop.create_task(self._put_blob(connection, take, done), name="kv put blob")
-        self._checks.add(task)
-        task.add_done_callback(self._checks.discard)
-
-    async def _put_blob(
-        self,
-        connection: KvConnection,
-        take: Coroutine[None, None, int],
-        done: Callable[[int | Status], None],
-    ) -> None:
-        found: int | Status
-        try:
-            found = await take
-        except UsageError:
-            found = Status.EINVAL
-        except MillstreamError as error:
-            _LOG.error("an attachment from %s: %s", connection.session.peer, error)
-            found = Status.ENOMEM
-        if connection in self.connections:
-            done(found)
-            connection.advance()
-        else:
-            connection.drop_upload()
+        what = f"an attachment from {session.peer}"
+        work = self._change(connection, take, what, done, failure=Status.ENOMEM)
+        self._start(work, "kv put blob")
 
     def wipe(self, session: KvSession, at_ns: int, done: Callable[[], None]) -> None:
         """Delete all documents of the session's bucket; its requests wait meanwhile."""

@@ -56,7 +56,7 @@ class ServingWatch:
 
     def _on_news(self) -> None:
         """Called for single partitions: what follows is done once per turn of the loop."""
-        if not self._is_scheduled and self._bucket.serves_by_rights:
+        if not self._is_scheduled and self._bucket.is_managed:
             self._is_scheduled = True
             self._loop.call_soon(self._look)
 

@@ -77,8 +77,6 @@ class Bucket:
         self.writes = WriteGate(partitions)
         self.open_tables = self.writes.open_tables
         self.open_partitions = self.writes.open_partitions
-        self.serves_by_rights = False
-        """Active copies serve by rights: call `look_at_rights` before requests are answered."""
         self.serving = ServingRights(partitions, self.writes.reopen)
         self.is_told_soon = False
         """A call of `changed` is scheduled: further changes need not schedule one."""
@@ -91,7 +89,8 @@ class Bucket:
         """Which nodes have copies; None: only this node."""
         self.node_name = ""
         """Name of this node in the map and in records; empty without a map."""
-        self._records: list[DataRecord] | None = None
+        self._records: list[DataRecord] = []
+        """The adopted records, by partition; none until the bucket is managed."""
         self.adopt: Callable[[Mapping[int, DataRecord]], Awaitable[None]] | None = None
         """Adopts records durably, those that are news; None: the bucket is not managed."""
         self.heard: dict[int, int] = {}
@@ -222,7 +221,7 @@ class Bucket:
         assert len(bucket_map.rows) == self.partition_count, "a map of another bucket"
         self.map = bucket_map
         self.node_name = node_name
-        if self._records is None:
+        if not self.is_managed:
             for partition, row in zip(self.partitions, bucket_map.rows, strict=True):
                 self._set_rows(partition, (row,))
         self._tell_map()
@@ -231,28 +230,33 @@ class Bucket:
 
     @property
     def is_managed(self) -> bool:
-        """Return whether the bucket belongs to a managed cluster."""
-        return self._records is not None
+        """Return whether the bucket belongs to a managed cluster.
+
+        If so, its active copies serve by rights: call `look_at_rights` before requests are
+        answered.
+        """
+        return self.serving.record_of is not None
 
     def record(self, partition_id: int) -> DataRecord | None:
         """Return the adopted record of a partition; None if the bucket is not managed."""
-        return None if self._records is None else self._records[partition_id]
+        record_of = self.serving.record_of
+        return None if record_of is None else record_of(partition_id)
 
     def set_records(self, records: Sequence[DataRecord], node_name: str) -> None:
         """Use the first records, one for each partition. The caller has made them durable."""
-        assert self._records is None, "there are records"
+        assert not self.is_managed, "there are records"
         assert len(records) == self.partition_count, "records of another bucket"
         self.node_name = node_name
         self._records = list(records)
+        self.manage(node_name, self._records.__getitem__)
         for partition, record in zip(self.partitions, records, strict=True):
             self._use_record(partition, record, is_new_row=record.is_moving)
-        self.manage(node_name, self.record)
         self._tell_map()
 
     def use_records(self, records: Mapping[int, DataRecord]) -> None:
         """Use newer records from now on. The caller has made them durable."""
         known = self._records
-        assert known is not None, "the bucket is not managed"
+        assert known, "the bucket is not managed"
         for partition_id, record in records.items():
             before = known[partition_id]
             assert before.at < record.at, "an older record"
@@ -271,14 +275,16 @@ class Bucket:
 
     def active_node(self, partition_id: int) -> str | None:
         """Return the node with the active copy by the newest record or map; None if unknown."""
-        if self._records is not None:
-            return self._records[partition_id].active
+        record = self.record(partition_id)
+        if record is not None:
+            return record.active
         return None if self.map is None else self.map.active(partition_id)
 
     def is_placed(self, partition_id: int) -> bool:
         """Return whether the newest record or map places a copy on this node."""
-        if self._records is not None:
-            return self.node_name in self._records[partition_id].placed
+        record = self.record(partition_id)
+        if record is not None:
+            return self.node_name in record.placed
         return self.map is not None and self.node_name in self.map.rows[partition_id]
 
     def sources(self, partition_id: int) -> list[NodeAddress]:
@@ -289,8 +295,8 @@ class Bucket:
         one of the map.
         """
         bucket_map, names = self.map, [self.active_node(partition_id)]
-        if self._records is not None:
-            record = self._records[partition_id]
+        record = self.record(partition_id)
+        if record is not None:
             names = [*names, *record.voters] if self.is_placed(partition_id) else []
         others = [name for name in dict.fromkeys(names) if name not in (None, self.node_name)]
         if bucket_map is None or not others:
@@ -328,7 +334,6 @@ class Bucket:
             node_id: name of this node in the records.
             record_of: returns the adopted record of a partition.
         """
-        self.serves_by_rights = True
         for partition in self.partitions:
             partition.on_plain = self._refresh
         self.serving.manage(node_id, record_of, self.now_ms())

@@ -78,9 +78,6 @@ _UNSERVED: Final[dict[tuple[bool, bool], Unserved]] = {
 }
 
 
-def _no_record(_: int) -> None: ...
-
-
 def _nobody_listens(_: int) -> None: ...
 
 
@@ -97,7 +94,8 @@ class ServingRights:
     ) -> None:
         self._partitions = partitions
         self._on_changed = on_changed
-        self.is_managed = False
+        self.record_of: RecordOf | None = None
+        """Returns the adopted record of a partition; None: the bucket is not managed."""
         self.on_news: Callable[[], None] = lambda: None
         """Called after changes of `isolated`, and when `next_change_ms` is earlier than before."""
         self.isolated: set[int] = set()
@@ -107,7 +105,6 @@ class ServingRights:
         self.told_ms: list[int | None] = [None] * len(partitions)
         """When a following copy here last answered its source; None: not since the start."""
         self._node = ""
-        self._record_of: RecordOf = _no_record
         self._window_ms = CONTACT_WINDOW_MS
         self._isolation: Isolation = "stop"
         self._lease_ms: int | None = None
@@ -119,7 +116,7 @@ class ServingRights:
 
     def manage(self, node: str, record_of: RecordOf, now_ms: int) -> None:
         """Serve by rights from now on; `node` is the name of this node in the records."""
-        self._node, self._record_of, self.is_managed = node, record_of, True
+        self._node, self.record_of = node, record_of
         self._judge_all(now_ms)
 
     def records_changed(self, partition_ids: Iterable[int], now_ms: int) -> None:
@@ -138,7 +135,7 @@ class ServingRights:
         self._lease_ms, self._is_admitted = until_ms, is_admitted
         if not (was_held and self._is_lease_held(now_ms)):
             self._judge_all(now_ms)
-        elif until_ms is not None and self.is_managed:
+        elif until_ms is not None and self.record_of is not None:
             before_ms, self.next_change_ms = self.next_change_ms, until_ms
             if until_ms < before_ms:
                 self.on_news()
@@ -179,9 +176,9 @@ class ServingRights:
         """Return why the copy may serve now."""
         partition = self._partitions[partition_id]
         is_active = partition.state is PartitionState.ACTIVE
-        if not self.is_managed:
+        if self.record_of is None:
             return Right(is_active, is_active)
-        record = self._record_of(partition_id)
+        record = self.record_of(partition_id)
         if record is None:
             return Right(False, False)
         return may_serve(
@@ -216,8 +213,7 @@ class ServingRights:
 
     def refresh(self, partition_id: int, now_ms: int) -> None:
         """The state of a copy may have changed; `on_changed` is not called."""
-        if self.is_managed:
-            self._judge((partition_id,), now_ms, is_told=False)
+        self._judge((partition_id,), now_ms, is_told=False)
 
     # -- inside
 
@@ -246,7 +242,7 @@ class ServingRights:
         is_told: bool = True,
     ) -> None:
         """Set `unserved` and `isolated` of some partitions, and when that may change."""
-        if not self.is_managed:
+        if self.record_of is None:
             return
         before_ms = self.next_change_ms if before_ms is None else before_ms
         next_ms, is_news = self.next_change_ms, False
@@ -276,7 +272,8 @@ class ServingRights:
 
     def _until_ms(self, partition: Served, now_ms: int) -> int:
         """Return the end of a right of an active copy, at or before now if there is none."""
-        record = self._record_of(partition.partition_id)
+        assert self.record_of is not None, "the bucket is not managed"
+        record = self.record_of(partition.partition_id)
         if record is None:
             return now_ms
         if self._is_lease_held(now_ms):

@@ -25,7 +25,6 @@ import asyncio
 import ssl
 from collections import deque
 from collections.abc import AsyncIterator, Iterable, Sequence
-from types import TracebackType
 from typing import Final, Literal, NamedTuple, Self
 
 from millstream.errors import RoutingError, StreamError, UsageError
@@ -188,12 +187,7 @@ class Consumer:
         self._running = self._tasks.start(self._run(), name="consumer")
         return self
 
-    async def __aexit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    async def __aexit__(self, *_: object) -> None:
         await self.close()
 
     async def close(self) -> None:

@@ -18,10 +18,10 @@ from struct import Struct
 from typing import Final
 
 from millstream.access.kv_login import Login, hung_up, open_session
-from millstream.errors import RemoteProtocolError, UnavailableError
+from millstream.errors import RemoteProtocolError, StreamError, UnavailableError
 from millstream.model.limits import FRAME_BYTES_MAX
 from millstream.wire.cluster_map import ClusterMap, cluster_map_from
-from millstream.wire.mcbp import Opcode, Packet, Status, cut_packets, request
+from millstream.wire.mcbp import Feature, Opcode, Packet, Status, cut_packets, request
 from millstream.wire.replies import error_of
 
 __all__ = ["UNIX", "Link"]
@@ -87,6 +87,27 @@ class Link:
             except StopIteration as done:
                 features: frozenset[int] = done.value
                 return features
+
+    async def open_bucket(self, bucket_uuid: str) -> None:
+        """Connect, and check that the node is one of ours and has the bucket with this uuid.
+
+        Raises:
+            RemoteProtocolError: `refused`: the node is none of ours; `bad_map`.
+            StreamError: `bucket_recreated`: the bucket of that name there is another one.
+            UnavailableError, AccessError: as `open`.
+        """
+        if Feature.MILLSTREAM not in await self.open():
+            raise RemoteProtocolError(
+                f"{self.address} is not a Millstream node: correct the address", code="refused"
+            )
+        found = (await self.cluster_map()).bucket_uuid
+        if found != bucket_uuid:
+            raise StreamError(
+                f"bucket {self._login.bucket!r} at {self.address} is another one ({found}, not "
+                f"{bucket_uuid}): it was deleted and created again, and what was read of the old "
+                "one is void",
+                code="bucket_recreated",
+            )
 
     async def _connect(self) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
         if self._host.startswith(UNIX):

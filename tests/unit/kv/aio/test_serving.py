@@ -44,10 +44,9 @@ async def _two(tmp_path: Path) -> AsyncIterator[TwoEngines]:
         )
         rows = tuple((one, "b" if one == "a" else "a") for one in two.rows)
         for name, engine in two.engines.items():
-            bucket = engine.served[BUCKET]
-            bucket.manage(name, lambda _: RECORD)
             bucket_map = BucketMap(two.revision + 1, nodes, rows)
             await engine.set_bucket_map(BUCKET, UUID, PARTITIONS, bucket_map, name)
+            engine.served[BUCKET].manage(name, lambda _: RECORD)
         yield two
 
 
@@ -95,7 +94,7 @@ async def test_a_promise_of_the_follower_ends_the_contact_before_it_answers_agai
     bucket.set_rules(LONG_MS, "stop")
     await until(lambda: not bucket.serving.isolated)
     branch = bucket.partitions[0].failover_log[0].branch + 1
-    assert await two.engines["b"].promise(BUCKET, branch, [0]) == [0]
+    assert await two.engines["b"]._buckets.copies(BUCKET).promise([0], branch) == [0]
     await until(lambda: bucket.serving.isolated)
     assert bucket.serving.isolated == {0}, "with so long a window only the promise can end it"
     assert not bucket.may_serve_now(0)

@@ -57,7 +57,7 @@ class World:
         self.rights.confirm(peer, p, stream, self.now)
 
     def answer(self, peer: Peer, sent: int) -> None:
-        peer.sent_ms = sent
+        peer.sent_ms = max(sent, peer.sent_ms or sent)  # answers come in order
         self.rights.heard(peer, self.now)
 
     def at(self, now: int) -> Unserved:

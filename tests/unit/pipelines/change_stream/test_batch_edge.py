@@ -47,7 +47,7 @@ def test_a_query_runs_to_its_end() -> None:
     assert query.is_stopped
 
 
-def test_a_stop_waits_for_the_batch_in_work_and_lets_no_other_through() -> None:
+def test_a_stop_waits_for_the_current_batch_and_starts_no_other() -> None:
     """Though the stream brings one batch after the other."""
     applied: list[int] = []
     has_begun, may_end = Event(), Event()
@@ -76,7 +76,7 @@ def test_a_stop_waits_for_the_batch_in_work_and_lets_no_other_through() -> None:
     batch.join()
 
 
-def test_a_batch_that_takes_too_long_is_cut_off(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_batch_that_takes_too_long_is_interrupted(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(batch_edge, "STOP_WAIT_S", 0.01)
     monkeypatch.setattr(FalseQuery, "awaitTermination", lambda *_: False)
     gate = BatchGate(lambda *_: None, lambda: True)
@@ -93,7 +93,7 @@ def test_a_batch_that_takes_too_long_is_cut_off(monkeypatch: pytest.MonkeyPatch)
         (ZeroDivisionError("odd"), "query_failed"),
     ],
 )
-def test_a_batch_that_fails_is_told_as_what_it_is(error: Exception, code: str) -> None:
+def test_a_failed_batch_is_reported_with_its_error(error: Exception, code: str) -> None:
     def fails(*_: object) -> None:
         raise error
 
@@ -112,7 +112,7 @@ def test_a_batch_that_fails_is_told_as_what_it_is(error: Exception, code: str) -
         (OSError(28, "No space left on device"), "query_failed"),
     ],
 )
-def test_a_batch_that_fails_while_a_stop_waits_for_it_is_told(error: Exception, code: str) -> None:
+def test_a_batch_that_fails_during_a_stop_is_reported(error: Exception, code: str) -> None:
     has_begun, may_end = Event(), Event()
 
     def fails(*_: object) -> None:
@@ -143,7 +143,7 @@ def test_a_batch_that_fails_while_a_stop_waits_for_it_is_told(error: Exception, 
     assert query.is_stopped
 
 
-def test_a_java_that_is_killed_is_told_in_words() -> None:
+def test_a_killed_java_is_reported_in_words() -> None:
     class DeadQuery(FalseQuery):
         def awaitTermination(self, timeout: float) -> bool:
             raise Py4JNetworkError("Answer from Java side is empty")

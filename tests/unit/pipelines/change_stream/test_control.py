@@ -133,7 +133,7 @@ class Unknown(FalseNode):
         return super().open_lease(known) if known else {}
 
 
-def test_what_is_durable_is_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_durable_positions_are_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:
     durable = SourceOptions(hosts="h", bucket="b", is_durable_only=True)
     monkeypatch.setattr(FalseClient, "nodes", ("here", "there"))
     for rounds in (0, 2):
@@ -208,7 +208,7 @@ def test_a_keeper_survives_a_node_that_is_away(
     assert "leases were not renewed: away" in capsys.readouterr().err
 
 
-def test_a_keeper_renews_what_other_nodes_have_than_the_one_that_is_away(
+def test_a_keeper_renews_leases_of_reachable_nodes(
     client: FalseClient, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setattr(client, "owners", [0, 1, 1])
@@ -258,7 +258,7 @@ def test_a_dead_node_does_not_hold_up_the_end_of_a_keeper(
     assert not keeper._thread.is_alive()
 
 
-def test_a_keeper_with_nothing_to_renew_asks_nobody(client: FalseClient) -> None:
+def test_a_keeper_without_leases_sends_nothing(client: FalseClient) -> None:
     asked = threading.Event()
 
     def nothing() -> dict[int, list[int]]:

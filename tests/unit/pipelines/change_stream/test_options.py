@@ -144,7 +144,7 @@ def test_a_key_prefix_may_end_within_a_byte() -> None:
     assert parsed(keyPrefix="user:").key_prefix == "user:"
 
 
-def test_what_an_unknown_option_may_mean_is_said() -> None:
+def test_an_unknown_option_suggests_a_known_one() -> None:
     with pytest.raises(UsageError, match=r"unknown option maxRowPerBatch \(did you mean maxRows"):
         parse_options({"bucket": "b", "maxRowPerBatch": "1"}, {})
     with pytest.raises(UsageError) as caught:

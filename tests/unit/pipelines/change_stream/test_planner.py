@@ -166,7 +166,7 @@ def test_an_inactive_partition_is_an_error(
         Planner(node, "b").plan(START, None)
 
 
-def test_what_moves_while_it_is_planned_is_judged_at_the_next_call(
+def test_partitions_that_move_while_planning_are_judged_next_time(
     node: FalseNode, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     before = node.positions()
@@ -227,9 +227,7 @@ def half_read(node: FalseNode) -> dict[int, OffsetEntry]:
 
 @pytest.mark.parametrize("repairs", [False, True])
 @pytest.mark.parametrize("durable_seqno", [0, 8, 10, 40])
-def test_what_is_durable_and_not_known_to_be_is_waited_for(
-    durable_seqno: int, repairs: bool
-) -> None:
+def test_unknown_durability_is_waited_for(durable_seqno: int, repairs: bool) -> None:
     node = durable_node(0)
     offset = half_read(node)
     node.partitions[0].durable_seqno = durable_seqno
@@ -266,7 +264,7 @@ def test_available_now_is_not_done_where_durability_is_not_known() -> None:
         assert planner.plan(offset, None)[0].seqno == 80
 
 
-def test_what_is_really_lost_is_not_waited_for() -> None:
+def test_lost_changes_are_not_waited_for() -> None:
     node = durable_node(0)
     offset = half_read(node)
     part = node.partitions[0]

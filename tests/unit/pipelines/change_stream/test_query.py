@@ -117,9 +117,7 @@ def test_a_change_is_not_behind_a_batch_that_only_closes(
     assert not list(waits)
 
 
-def test_what_was_read_is_closed_when_no_change_comes_in_time(
-    make_query: type, node: FalseNode
-) -> None:
+def test_an_open_snapshot_is_closed_after_the_wait(make_query: type, node: FalseNode) -> None:
     running = make_query("latest", poll_ms=30)
     node.write(0, 9, 9)
     start = running.latest_offset(running.initial_offset(), None)
@@ -131,7 +129,7 @@ def test_what_was_read_is_closed_when_no_change_comes_in_time(
     assert not node.partitions[0].leases
 
 
-def test_a_run_over_what_is_available_does_not_wait(
+def test_an_available_now_run_does_not_wait(
     make_query: type, node: FalseNode, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     running = make_query(poll_ms=60_000)

@@ -155,7 +155,7 @@ def test_a_purged_range_delivers_nothing(node: FalseNode) -> None:
     assert seqnos(read_committed(reads[:1], FalseRanges(node))) == []
 
 
-def test_what_was_delivered_short_has_no_lease_any_more(node: FalseNode) -> None:
+def test_a_shortened_range_has_no_lease(node: FalseNode) -> None:
     reads = pinned(node)
 
     class Refusing(FalseRanges):
@@ -187,6 +187,6 @@ def test_an_error_that_is_no_answer_is_raised(node: FalseNode) -> None:
         list(read_committed(pinned(node), Ending(node)))
 
 
-def test_nothing_is_asked_where_nothing_is_to_be_read(node: FalseNode) -> None:
+def test_empty_ranges_send_no_request(node: FalseNode) -> None:
     read = pinned(node)[0]._replace(begin=10)
     assert list(read_committed([read], FalseRanges(node))) == []

@@ -138,13 +138,13 @@ def test_documents_of_a_later_commit_come_with_all_their_rows():
     assert (done.back, done.trees) == ([], [])
 
 
-def test_nothing_to_map_is_no_file():
+def test_no_changes_make_no_file():
     assert run_task(spec(is_first=False), PLANS).documents == []
     assert Staged.files == {}
 
 
 @pytest.mark.parametrize("is_first", [True, False])
-def test_failures_are_told_by_partition(is_first):
+def test_failures_are_reported_by_partition(is_first):
     Stream.chunks = [b"".join(change(1, n, b"k%d" % n, "bad") for n in range(1, 26))]
     done = run_task(spec(is_first=is_first), PLANS)
     assert list(done.failures) == [1]
@@ -157,7 +157,7 @@ def test_failures_are_told_by_partition(is_first):
 @pytest.mark.parametrize(
     "failure", [StreamError("gone", code="lease_lost"), RoutingError("it moved")]
 )
-def test_what_could_not_be_read_to_the_end_is_told(is_first, failure):
+def test_incomplete_reads_are_reported(is_first, failure):
     Stream.chunks = [change(0, 1, b"k1", "b")]
     Stream.failure = failure
     done = run_task(spec(is_first=is_first), PLANS)

@@ -117,7 +117,7 @@ def test_what_is_offered_is_built_one_at_a_time_by_node(world):
     assert world.built[-1] == ("a", "e")
 
 
-def test_what_fails_is_given_up_and_told_once(world):
+def test_a_failed_build_is_abandoned_and_reported_once(world):
     builds = world.builds()
     world.offers = {"a": ["strange"], "b": None}
     for _ in range(3):
@@ -160,7 +160,7 @@ def test_a_node_hears_of_its_build_whatever_else_is_away_or_waits(world, monkeyp
     assert world.built == [("a", "d")]
 
 
-def test_it_ends_when_it_is_asked_to(world, monkeypatch):
+def test_the_pipeline_ends_on_request(world, monkeypatch):
     monkeypatch.setattr(module, "spark_tasks", lambda spark: None)
     world.close = lambda: world.asked.append("closed")
     builds = world.builds()
@@ -172,6 +172,6 @@ def test_it_ends_when_it_is_asked_to(world, monkeypatch):
     assert world.asked[-1] == "closed"
 
 
-def test_nodes_hear_of_it_in_time():
+def test_nodes_are_informed_in_time():
     assert min(OFFER_S, ATTACHED_S) > 3 * ASK_S
     assert ATTACHED_S > ASK_S + 2 * TELL_S, "to connect, and to answer"

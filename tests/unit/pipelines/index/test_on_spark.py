@@ -37,12 +37,12 @@ def told_of(monkeypatch, run):
     return [row.as_py() for row in rows]
 
 
-def test_what_tasks_did_comes_back(monkeypatch):
+def test_task_results_come_back(monkeypatch):
     told = told_of(monkeypatch, lambda spec, plans: TaskDone(changes=3, documents=[plans]))
     assert [_done_of(each).documents for each in told] == [["b"], ["a"]]
 
 
-def test_an_error_that_trying_again_does_not_cure_comes_back(monkeypatch):
+def test_a_permanent_error_comes_back(monkeypatch):
     def fenced(spec, plans):
         raise ConditionError("taken over", code="index_fenced")
 
@@ -52,7 +52,7 @@ def test_an_error_that_trying_again_does_not_cure_comes_back(monkeypatch):
     assert (caught.value.code, str(caught.value)) == ("index_fenced", "taken over")
 
 
-def test_spark_tries_again_what_may_be_cured(monkeypatch):
+def test_spark_retries_transient_errors(monkeypatch):
     def away(spec, plans):
         raise UnavailableError("away")
 

@@ -68,11 +68,11 @@ def test_a_lease_that_ends_below_the_header_is_not_read():
     assert plan_parts({0: Position(7, 90, 60, 100)}, {0: held(80)}, None) == []
 
 
-def test_what_is_not_held_is_not_read():
+def test_partitions_without_a_lease_are_not_read():
     assert plan_parts({0: ZERO, 1: ZERO}, {1: held(5, 1)}, None)[0].partition == 1
 
 
-def test_a_lease_is_wanted_where_something_new_is():
+def test_leases_are_requested_for_partitions_with_news():
     assert wants_lease(ZERO, None, 1)
     assert not wants_lease(ZERO, None, 0)
     assert not wants_lease(closed(60), None, 60)

@@ -41,7 +41,7 @@ def database():
     Put.documents = {}
 
 
-def test_a_name_is_a_name():
+def test_a_design_document_is_named_with_or_without_its_prefix():
     assert put_design(database_of, "_design/d") == put_design(database_of, "d") == "d"
     assert Put.documents == {}
 
@@ -61,7 +61,7 @@ def test_a_file_without_an_id_is_called_by_its_own_name(tmp_path):
 
 
 @pytest.mark.parametrize("text", [None, "[]", "{", '{"_id": "_design/d", "views": []}'])
-def test_a_file_that_is_none_is_refused(tmp_path, text):
+def test_an_invalid_file_is_refused(tmp_path, text):
     path = tmp_path / "d.json"
     if text is not None:
         path.write_text(text)
@@ -98,7 +98,7 @@ class Bucket:
 
 
 @pytest.mark.parametrize("code", ["no_index_role", "unreachable"])
-def test_where_indexes_stand_is_told_of_the_nodes_that_say_it(monkeypatch, code):
+def test_progress_is_shown_for_nodes_that_report(monkeypatch, code):
     states = {
         name: IndexState(
             signature="s", engine="spark", writer="w", fence=1, commit=1, committed_ms=0,

@@ -99,7 +99,7 @@ def looked(shards, is_done):
     until(look, lambda: "it does not come")
 
 
-def test_all_that_there_is_is_committed_once(world):
+def test_all_changes_are_committed_once(world):
     world.writers["a"].left, world.writers["b"].left = 3, 2
     with world.shards(once=True) as shards:
         looked(shards, lambda: shards.is_over)
@@ -108,7 +108,7 @@ def test_all_that_there_is_is_committed_once(world):
 
 
 @pytest.mark.parametrize("is_loop", [False, True])
-def test_what_is_written_is_committed_by_whoever_has_it(world, is_loop):
+def test_changes_are_committed_at_the_node_that_owns_them(world, is_loop):
     with world.shards(is_loop=is_loop) as shards:
         shards.wake()
         for n in range(1, 4):
@@ -133,7 +133,7 @@ def test_a_node_that_is_away_stops_its_own_index_alone(world):
         looked(shards, lambda: away.commits == 1 and not shards.is_any_away)
 
 
-def test_when_all_are_away_for_long_that_is_the_end(world, monkeypatch):
+def test_a_long_loss_of_all_nodes_ends_the_pipeline(world, monkeypatch):
     monkeypatch.setattr(module, "AWAY_S", 0.0)
     with world.shards() as shards:
         shards.wake()
@@ -145,14 +145,14 @@ def test_when_all_are_away_for_long_that_is_the_end(world, monkeypatch):
             looked(shards, lambda: False)
 
 
-def test_with_once_one_that_is_away_for_long_is_the_end(world, monkeypatch):
+def test_with_once_a_long_lost_node_ends_the_pipeline(world, monkeypatch):
     monkeypatch.setattr(module, "AWAY_S", 0.0)
     world.writers["a"].error = UnavailableError("a is away")
     with world.shards(once=True) as shards, pytest.raises(UnavailableError, match="a is away"):
         looked(shards, lambda: shards.is_over)
 
 
-def test_with_once_partitions_that_nobody_serves_are_waited_for(world, monkeypatch):
+def test_with_once_unserved_partitions_are_waited_for(world, monkeypatch):
     world.writers["a"].is_waiting = True
     with world.shards(once=True) as shards:
         looked(shards, lambda: world.writers["b"].closed)
@@ -169,7 +169,7 @@ def test_with_once_partitions_that_nobody_serves_are_waited_for(world, monkeypat
 @pytest.mark.parametrize(
     "error", [ConditionError("taken over", code="index_fenced"), AccessError("no"), ValueError()]
 )
-def test_what_another_try_does_not_cure_is_the_end_of_all(world, error):
+def test_a_permanent_error_ends_the_pipeline(world, error):
     with world.shards() as shards:
         shards.wake()
         world.writers["a"].error = error
@@ -328,7 +328,7 @@ def test_a_node_without_views_is_left_alone_unless_it_is_the_only_one(world):
     assert caught.value.code == "no_index_role"
 
 
-def test_what_was_left_out_is_not_tried_at_once(world, monkeypatch):
+def test_left_out_partitions_are_not_retried_at_once(world, monkeypatch):
     waits = []
     wait = threading.Event.wait
 

@@ -191,7 +191,7 @@ def test_a_commit_lists_the_last_failures_of_each_tree_and_counts_the_others(nod
     assert parts["3"]["failures"] == []
 
 
-def test_it_is_so_after_a_build_in_vain_too_but_not_while_the_lease_lives(node):
+def test_a_failed_build_is_repeated_only_after_the_lease(node):
     node.high = 2_000_000
     writer = writer_of(rows_max=600_000)
     node.takes = False
@@ -268,7 +268,7 @@ def test_a_commit_has_no_more_changes_than_the_node_takes():
         assert caught.value.code == "bad_rows_per_commit"
 
 
-def test_a_partition_that_nobody_serves_waits(node):
+def test_an_unserved_partition_waits(node):
     writer = writer_of()
     node.unserved = {0}
     assert writer.cycle() is None
@@ -285,7 +285,7 @@ def test_a_partition_that_nobody_serves_waits(node):
     assert not writer.is_waiting
 
 
-def test_one_that_is_held_and_not_served_is_not_planned(node):
+def test_a_leased_but_unserved_partition_is_not_planned(node):
     writer = writer_of(rows_max=100)
     node.takes = False
     writer.cycle()

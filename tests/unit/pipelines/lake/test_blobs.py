@@ -96,14 +96,14 @@ def test_each_is_brought_once_and_listed(tmp_path: Path) -> None:
         read_names(tmp_path, found)
 
 
-def test_what_the_node_has_not_got_is_left_out(tmp_path: Path) -> None:
+def test_attachments_missing_at_the_node_are_left_out(tmp_path: Path) -> None:
     node = Node()
     del node.blobs[NAMES[1]]
     assert keep_blobs(tmp_path, 3, NAMES, node.fetch) == [NAMES[0], NAMES[2]]
     assert kept_names(tmp_path, NAMES) == [NAMES[0], NAMES[2]]
 
 
-def test_what_breaks_off_or_is_something_else_leaves_nothing(tmp_path: Path) -> None:
+def test_interrupted_and_wrong_attachments_leave_no_file(tmp_path: Path) -> None:
     node = Node()
     node.failure = UnavailableError("gone", code="connection_closed")
     with pytest.raises(UnavailableError):
@@ -137,7 +137,7 @@ def write(key: bytes, *data: bytes) -> GivenWrite:
     return GivenWrite(key, b"{}", 0, 1, 0, 1, 1, LINEAGE, sidecar=beside)
 
 
-def test_a_node_is_given_what_it_lacks_before_the_document(tmp_path: Path) -> None:
+def test_missing_attachments_are_sent_before_the_document(tmp_path: Path) -> None:
     keep_blobs(tmp_path, 3, NAMES, Node().fetch)
     node, clock = Node(), [0.0]
     node.blobs = {hashlib.sha256(b"").digest(): b""}
@@ -162,7 +162,7 @@ def test_a_node_is_given_what_it_lacks_before_the_document(tmp_path: Path) -> No
     assert node.is_closed
 
 
-def test_what_the_backup_lacks_is_counted_and_damage_ends_it(tmp_path: Path) -> None:
+def test_missing_attachments_are_counted_and_damage_is_an_error(tmp_path: Path) -> None:
     keep_blobs(tmp_path, 3, NAMES, Node().fetch)
     node, name = Node(), hashlib.sha256(b"one").digest()
     node.blobs.clear()

@@ -30,7 +30,7 @@ def test_a_chain_goes_to_the_one_without_parent() -> None:
     assert [m.id for m in chain_of(manifests, 3)] == [3]
 
 
-def test_a_chain_that_cannot_be_followed_says_why() -> None:
+def test_a_broken_chain_is_an_error_with_its_reason() -> None:
     manifests = Manifests({2: manifest(2, 1, "changes"), 5: manifest(5, 2, "changes", uuid="b1")})
     with pytest.raises(UsageError, match="only 2, 5") as unknown:
         chain_of(manifests, 3)

@@ -17,7 +17,7 @@ def compared(
     return comparison.result()
 
 
-def test_what_is_wrong_is_told_apart() -> None:
+def test_kinds_of_differences_are_distinguished() -> None:
     backup = [("put", "same", 1, 0), ("put", "gone", 2, 0), ("put", "other", 3, 0),
               ("delete", "dead", 4, 0), ("put", "undead", 5, 0)]  # fmt: skip
     bucket = [("put", "same", 1, 0), ("put", "other", 9, 0), ("put", "more", 7, 0),
@@ -28,13 +28,13 @@ def test_what_is_wrong_is_told_apart() -> None:
     assert not found.is_equal
 
 
-def test_what_changed_since_is_not_compared() -> None:
+def test_later_changes_are_not_compared() -> None:
     backup = [("put", "a", 1, 0), ("put", "b", 2, 0)]
     found = compared(backup, [("put", "a", 1, 0)], [("delete", "b", 9, 0), ("put", "c", 9, 0)])
     assert (found.equal, found.changed, found.is_equal) == (1, 2, True)
 
 
-def test_what_expired_is_on_neither_side() -> None:
+def test_expired_documents_are_not_compared() -> None:
     over = NOW + EXPIRY_MARGIN_S
     assert compared([("put", "a", 1, over)], [("put", "b", 2, 1)]) == Compared()
     assert compared([("put", "a", 1, over + 1)], []).missing == 1

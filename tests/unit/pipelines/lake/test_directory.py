@@ -51,7 +51,7 @@ def test_a_backup_exists_once_its_manifest_does(tmp_path: Path) -> None:
     assert directory.manifests()[1] == manifest(1, None, f"{data}/partition=0/a.parquet")
 
 
-def test_data_of_deleted_manifests_go_but_not_while_a_chain_is_broken(tmp_path: Path) -> None:
+def test_data_of_deleted_manifests_are_removed_unless_a_chain_is_broken(tmp_path: Path) -> None:
     directory = BackupDirectory(tmp_path)
     data = [published(directory, 1), published(directory, 2), published(directory, 3, parent=2)]
     (tmp_path / "manifest-000001.json").unlink()
@@ -105,7 +105,7 @@ def test_one_writer_at_a_time(tmp_path: Path) -> None:
     assert refusal.value.code == "already_running"
 
 
-def test_what_is_no_directory_is_told(tmp_path: Path) -> None:
+def test_a_path_that_is_not_a_directory_is_an_error(tmp_path: Path) -> None:
     with pytest.raises(UsageError) as missing:
         BackupDirectory(tmp_path / "none").manifests()
     (tmp_path / "file").write_text("")

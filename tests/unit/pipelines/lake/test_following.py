@@ -88,7 +88,7 @@ def test_table_and_log_equal_the_source_at_rest(
 
 
 @pytest.mark.parametrize("seed", range(DELTA_SCHEDULES))
-def test_so_do_a_delta_table_and_its_log(
+def test_a_delta_table_and_its_log_equal_the_source_at_rest(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, seed: int
 ) -> None:
     pytest.importorskip("deltalake", reason="the extra delta is not installed")

@@ -29,7 +29,7 @@ def test_without_a_parent_all_is_read() -> None:
     assert (*planned(plan), plan.purge_seqno) == ("full", 0, None, 4)
 
 
-def test_what_the_node_has_more_is_read() -> None:
+def test_new_changes_are_read() -> None:
     plan = plan_part(parent_at(5, purge=2), held(9, purge=4), (OLD,))
     assert (*planned(plan), plan.purge_seqno) == ("changes", 5, None, 2)
     assert not plan.is_unchanged
@@ -54,7 +54,7 @@ def test_a_lost_tail_is_undone_to_where_histories_part() -> None:
     assert plan.part([]).rollback_to == 6
 
 
-def test_where_deletions_may_be_missing_all_is_read_again() -> None:
+def test_missing_deletions_cause_a_full_read() -> None:
     # of the node: above the parent's position, above R, and of a history it does not know
     assert planned(plan_part(parent_at(5), held(9, purge=7), (OLD,))) == ("full", 0, None)
     lost = held(9, branch=2, purge=7)

@@ -90,7 +90,7 @@ def read(form: Any) -> Manifest:
     return manifest_from_json(json.dumps(form).encode(), "manifest-000002.json")
 
 
-def test_what_is_missing_or_contradicts_itself_is_damage() -> None:
+def test_missing_and_contradicting_members_are_damage() -> None:
     def changed(change: Any) -> Any:
         form = one()
         change(form)
@@ -124,7 +124,7 @@ def test_what_is_missing_or_contradicts_itself_is_damage() -> None:
 
 
 @given(st.binary(max_size=40))
-def test_bytes_that_are_no_manifest_are_refused(text: bytes) -> None:
+def test_bytes_that_are_not_a_manifest_are_refused(text: bytes) -> None:
     with pytest.raises((CorruptionError, UsageError)):
         manifest_from_json(text, "m")
 

@@ -45,7 +45,9 @@ def test_rows_are_read_as_they_were_written(tmp_path: Path) -> None:
     assert keys.schema.names == ["key"]
 
 
-def test_a_row_group_has_a_bound(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_size_of_a_row_group_is_bounded(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(parquet, "GROUP_ROWS", 4)
     (tmp_path / "data").mkdir()
     with PartWriter(tmp_path, "data", 0) as writer:
@@ -67,7 +69,7 @@ def test_without_rows_or_end_there_is_no_file(tmp_path: Path) -> None:
     assert list((tmp_path / "data" / "partition=0").iterdir()) == []
 
 
-def test_damage_is_told(tmp_path: Path) -> None:
+def test_damage_is_reported(tmp_path: Path) -> None:
     (tmp_path / "data").mkdir()
     with PartWriter(tmp_path, "data", 0) as writer:
         writer.add(columns("a"), 1)

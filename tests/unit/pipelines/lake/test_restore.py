@@ -131,7 +131,7 @@ def test_a_document_too_large_for_one_request_is_told_and_the_rest_written(
     assert held(target) == {"1": "10", "2": "20"}
 
 
-def test_what_is_there_stays_unless_it_is_to_be_replaced(
+def test_existing_documents_stay_unless_replacing(
     directory: BackupDirectory, target: Target
 ) -> None:
     target.documents[b"1"] = GivenWrite(b"1", b"mine", 0, 0, 0, 1, 1, LINEAGE)
@@ -146,9 +146,7 @@ def test_only_some_keys(directory: BackupDirectory, target: Target) -> None:
     assert held(target) == {"3": "31"}
 
 
-def test_what_a_node_lost_meanwhile_is_no_success(
-    directory: BackupDirectory, target: Target
-) -> None:
+def test_lost_writes_are_an_error(directory: BackupDirectory, target: Target) -> None:
     target.dies_after = 2
     with pytest.raises(UnavailableError) as lost:
         restore.restore(SPARK, OPTIONS, directory)
@@ -204,7 +202,7 @@ def test_columns_become_what_they_were(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("fields", [{"op": "expire"}, {"expiry": NOW_S}])
-def test_what_is_gone_is_not_written(tmp_path: Path, fields: dict[str, Any]) -> None:
+def test_deleted_documents_are_not_written(tmp_path: Path, fields: dict[str, Any]) -> None:
     assert writes(tmp_path, **fields) == ([], {})
 
 

@@ -130,7 +130,9 @@ def test_a_filled_table_is_not_followed_without_its_checkpoint(
     assert applied == [0]
 
 
-def test_nor_is_one_that_a_release_before_had_filled(tmp_path: Path, applied: list[int]) -> None:
+def test_a_table_of_an_older_release_is_not_followed_without_its_checkpoint(
+    tmp_path: Path, applied: list[int]
+) -> None:
     table = ParquetTarget(tmp_path / "table")
     table.begin([5], 8)
     table.set_state(5, LoadState())

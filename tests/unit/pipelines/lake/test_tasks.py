@@ -137,5 +137,5 @@ def test_every_item_is_in_one_group_and_no_group_is_empty(
     assert all(groups)
 
 
-def test_heavy_items_are_apart() -> None:
+def test_heavy_items_are_in_separate_groups() -> None:
     assert spread_items([(1, "c"), (9, "a"), (1, "d"), (8, "b")], 2) == [["a", "d"], ["b", "c"]]

@@ -72,7 +72,7 @@ def test_files_are_checked_against_their_manifests(world: World) -> None:
     assert "manifest-000001.json" in damage
 
 
-def test_the_bucket_itself_may_have_gone_on(world: World) -> None:
+def test_the_bucket_may_have_newer_changes(world: World) -> None:
     assert world.verify() == Compared(equal=40)
     p = partition_of(b"7", 4)
     world.node.write(p, 7, None)

@@ -69,7 +69,7 @@ def test_nothing_is_asked_for_a_frame_of_other_columns() -> None:
         apply_changes(Frame([]), 0, DictTarget(), {"bucket": "b", "path": "x"})  # type: ignore[arg-type]
 
 
-def test_a_target_that_is_away_is_given_the_batch_again(
+def test_an_unavailable_target_gets_the_batch_again(
     source: Origin, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     bucket = FalseBucket()
@@ -91,9 +91,7 @@ def test_a_target_that_is_away_is_given_the_batch_again(
     assert apply_changes(frame, 9, target, {"bucket": "b"}) == Applied(puts=3)
 
 
-def test_what_was_waited_for_is_not_waited_for_twice(
-    source: Origin, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_wait_is_not_repeated(source: Origin, monkeypatch: pytest.MonkeyPatch) -> None:
     asked = []
 
     def away(_: Any) -> Any:

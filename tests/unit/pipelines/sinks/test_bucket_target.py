@@ -74,7 +74,7 @@ class CrashingWorld(World):
         return {key: data for key, data in documents(self.bucket).items() if key in names}
 
 
-def test_it_equals_the_source_at_rest_whatever_breaks(bucket: FalseBucket) -> None:
+def test_the_target_equals_the_source_after_random_faults(bucket: FalseBucket) -> None:
     for seed in range(SCHEDULES):
         bucket.__init__()  # type: ignore[misc]
         CrashingWorld.bucket = bucket
@@ -139,7 +139,7 @@ def test_flags_expiry_and_datatype_are_kept(bucket: FalseBucket, node: FalseNode
     assert bucket.documents["0"] == (b"0", 7, 2_000_000_000, 1)
 
 
-def test_what_belongs_to_others_is_neither_copied_nor_swept(
+def test_documents_of_others_are_neither_copied_nor_swept(
     bucket: FalseBucket, node: FalseNode
 ) -> None:
     others = ("_design/d", "_local/l", "_millstream:other:0", "_millstream/sink/s")
@@ -164,7 +164,7 @@ def test_a_sweep_that_is_cut_off_is_made_again(bucket: FalseBucket, node: FalseN
     assert documents(bucket) == {"0": b"0"}
 
 
-def test_a_target_that_lost_what_it_was_given_has_the_batch_again(
+def test_a_target_that_lost_a_batch_gets_it_again(
     bucket: FalseBucket, node: FalseNode, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     write_each = bucket.write_each
@@ -188,7 +188,7 @@ def test_a_batch_that_only_the_active_copy_has_on_disk_has_not_ended(
     assert failed.value.code == "timeout"
 
 
-def test_a_partition_that_nobody_serves_any_more_is_not_passed_over(
+def test_an_unserved_partition_is_not_skipped(
     bucket: FalseBucket, node: FalseNode, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     write_each = bucket.write_each
@@ -243,7 +243,7 @@ def test_chunks_that_a_crash_left_are_removed_by_the_next_batch(
     assert sorted(sink_keys(sink, 0)) == ["5", "6"]
 
 
-def test_what_is_durable_is_forgotten_and_long_rings_are_cut(
+def test_durable_entries_are_forgotten_and_rings_are_bounded(
     bucket: FalseBucket, node: FalseNode, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(companions, "CHUNK_ENTRIES", 2)
@@ -272,7 +272,7 @@ def test_damaged_companions_are_an_error(bucket: FalseBucket, node: FalseNode) -
         sink_of(node).apply([false_row(0, 1, 1, 0, 0)])
 
 
-def test_pickled_it_connects_anew(bucket: FalseBucket, node: FalseNode) -> None:
+def test_a_pickled_target_connects_again(bucket: FalseBucket, node: FalseNode) -> None:
     target = pickle.loads(pickle.dumps(BucketTarget(OPTIONS)))
     RepairingSink(target, FalseOrigin(node)).apply([false_row(0, 1, 1, 0, 0)])
     assert documents(bucket).keys() == {"0"}

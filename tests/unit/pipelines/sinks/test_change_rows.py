@@ -19,13 +19,13 @@ def test_rows_go_to_arrow_and_back() -> None:
     assert list(rows_from(table_of([]))) == []
 
 
-def test_what_a_mark_lacks_is_nothing() -> None:
+def test_missing_columns_of_a_mark_are_null() -> None:
     form = RowForm(ARROW_SCHEMA)
     marks = form.marks([MarkRow(OP_ROLLBACK, 3, 9, 7, 2)])
     assert list(rows_from(marks)) == [Row(OP_ROLLBACK, 3, 9, 7, rev=2)]
 
 
-def test_columns_that_were_not_read_are_nothing() -> None:
+def test_columns_that_were_not_read_are_null() -> None:
     some = table_of([ROW]).select(["op", "partition", "branch", "seqno", "key", "rev"])
     assert list(rows_from(some)) == [Row("put", 1, 2, 3, "k", rev=5)]
 

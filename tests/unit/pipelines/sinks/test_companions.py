@@ -14,7 +14,7 @@ def entry(seqno: int, key: str, branch: int = 1, load: int = 1) -> StoredVersion
     return StoredVersion(0, branch, seqno, key, load=load)
 
 
-def test_keys_say_whose_they_are() -> None:
+def test_keys_name_their_sink() -> None:
     assert head_key("copy", 3) == "_millstream:copy:3"
     assert chunk_key("copy", 3, 7) == "_millstream:copy:3:7"
 
@@ -33,7 +33,7 @@ def test_a_key_may_have_several_entries_and_any_of_them_counts() -> None:
     assert ring.drop(3) == 0
 
 
-def test_what_is_written_is_read_again() -> None:
+def test_written_entries_can_be_read() -> None:
     ring = Ring()
     ring.add([entry(1, "a"), entry(2, "b")])
     head, chunks = ring.encode(STATE)

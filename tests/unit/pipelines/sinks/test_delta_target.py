@@ -27,7 +27,7 @@ class DeltaWorld(TableWorld):
 
 
 @pytest.mark.parametrize("seed", range(SCHEDULES))
-def test_it_equals_the_source_at_rest(tmp_path: Path, seed: int) -> None:
+def test_the_target_equals_the_source_at_rest(tmp_path: Path, seed: int) -> None:
     DeltaWorld.path = tmp_path
     DeltaWorld(seed, repairs=True).run()
 
@@ -98,7 +98,7 @@ def test_a_second_writer_is_noticed(tmp_path: Path, node: FalseNode) -> None:
     assert one.table().column("value").to_pylist() == [b"2"]
 
 
-def test_asking_for_the_stamp_does_not_hide_it(tmp_path: Path, node: FalseNode) -> None:
+def test_reading_the_stamp_does_not_hide_a_second_writer(tmp_path: Path, node: FalseNode) -> None:
     """The log asks between begin and commit."""
     one, other = DeltaTarget(tmp_path), DeltaTarget(tmp_path)
     sink_of(one, node).apply([put(0, 1, 1, 1)])
@@ -119,13 +119,13 @@ def test_a_table_of_something_else_is_refused(tmp_path: Path) -> None:
     assert failed.value.code == "bad_schema"
 
 
-def test_a_table_that_cannot_be_reached_is_said() -> None:
+def test_an_unreachable_table_is_an_error() -> None:
     with pytest.raises(UnavailableError, match="cannot be read or written") as failed:
         DeltaTarget("nowhere://x")
     assert failed.value.code == "table_unreachable"
 
 
-def test_without_the_package_it_says_what_to_install(
+def test_a_missing_package_names_what_to_install(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setitem(sys.modules, "deltalake", None)
@@ -133,7 +133,7 @@ def test_without_the_package_it_says_what_to_install(
         DeltaTarget(tmp_path)
 
 
-def test_pickled_it_is_opened_anew(tmp_path: Path, node: FalseNode) -> None:
+def test_a_pickled_table_is_opened_again(tmp_path: Path, node: FalseNode) -> None:
     target = pickle.loads(pickle.dumps(DeltaTarget(tmp_path)))
     sink_of(target, node).apply([put(0, 1, 1, 1)], 0)
     assert target.table().num_rows == 1

@@ -183,7 +183,7 @@ class Kept:
         return {row["key"]: row["value"] for row in self.groups.table().to_pylist()}
 
 
-def test_a_batch_computes_the_groups_it_concerns_and_no_others(tmp_path: Path) -> None:
+def test_a_batch_computes_only_affected_groups(tmp_path: Path) -> None:
     kept = Kept(tmp_path)
     kept.take(*(false_row(0, 1, n + 1, n, 1 + 4 * (n % 3)) for n in range(9)))
     kept.take(false_row(0, 1, 20, 0, 2))
@@ -194,7 +194,7 @@ def test_a_batch_computes_the_groups_it_concerns_and_no_others(tmp_path: Path) -
     assert list(kept.held()) == ["[1]"]
 
 
-def test_a_table_of_groups_is_right_whatever_comes_in_whatever_process(tmp_path: Path) -> None:
+def test_a_table_of_groups_is_right_in_random_schedules(tmp_path: Path) -> None:
     rng, kept = random.Random(5), Kept(tmp_path)
     for seqno in range(60):
         values = [rng.choice([None, *range(10)]) for _ in range(2)]

@@ -71,12 +71,12 @@ class MemoryWorld(TableWorld):
         }
 
 
-def test_it_equals_the_source_at_rest() -> None:
+def test_the_target_equals_the_source_at_rest() -> None:
     for seed in range(SCHEDULES):
         MemoryWorld(seed, repairs=True).run()
 
 
-def test_what_is_there_already_is_not_written_again() -> None:
+def test_existing_data_is_not_written_again() -> None:
     node = FalseNode(1)
     node.write(0, 1, 1)
     table = MemoryTable()

@@ -99,7 +99,7 @@ def test_everything_of_a_partition(node: FalseNode, source: BucketOrigin) -> Non
     assert list(source.everything(1)) == []
 
 
-def test_a_partition_that_cannot_be_held(
+def test_a_partition_without_a_lease(
     source: BucketOrigin, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(Client, "open_lease", lambda *_: {})

@@ -22,7 +22,9 @@ class ParquetWorld(TableWorld):
     make_table = ParquetTarget
 
 
-def test_it_equals_the_source_at_rest(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_target_equals_the_source_at_rest(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(parquet_target, "sync_directory", lambda _: None)
     monkeypatch.setattr(parquet_target.os, "fsync", lambda _: None)
     for seed in range(SCHEDULES):
@@ -109,7 +111,7 @@ def test_a_table_without_rows(tmp_path: Path) -> None:
     assert target.table().num_rows == 0
 
 
-def test_pickled_it_is_opened_where_it_comes_to(tmp_path: Path, node: FalseNode) -> None:
+def test_a_pickled_table_is_opened_at_its_new_place(tmp_path: Path, node: FalseNode) -> None:
     target = ParquetTarget(tmp_path / "table")
     travelling = pickle.dumps(target)
     (tmp_path / "table").rmdir()

@@ -54,7 +54,7 @@ def test_the_higher_version_wins_in_any_order() -> None:
     assert rig.live() == {"2": b"9"}
 
 
-def test_what_is_above_a_rollback_is_fetched_whatever_the_order_of_the_batch() -> None:
+def test_rolled_back_documents_are_fetched_in_any_order_of_the_batch() -> None:
     rig = Rig()
     rig.node.partitions[0].fail_over(1)
     rig.node.write(0, 3, 3)

@@ -135,7 +135,7 @@ def test_conditions() -> None:
         ("_design/d", "begin with _"),
     ],
 )
-def test_keys_that_cannot_be(key: str | None, said: str) -> None:
+def test_impossible_keys(key: str | None, said: str) -> None:
     assert said in refused("key string;value string", ("good", "1"), (key, "1"))
     assert said in refused("key string;n int", ("good", 1), (key, 1), id_field="key")
 
@@ -208,7 +208,7 @@ def test_a_time_that_python_does_not_have_names_its_row() -> None:
         ("k string;k string", "k", "occurs twice"),
     ],
 )
-def test_schemas_that_cannot_be_are_refused_at_once(schema: str, id_field: str, said: str) -> None:
+def test_impossible_schemas_are_refused_at_once(schema: str, id_field: str, said: str) -> None:
     with pytest.raises(UsageError, match=said) as failed:
         RowRules(struct(schema), id_field=id_field, with_cas=False, is_append=False)
     assert failed.value.code == "bad_schema"

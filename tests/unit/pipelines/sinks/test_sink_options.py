@@ -77,7 +77,7 @@ def test_the_password_is_not_shown_and_travels() -> None:
         ),
     ],
 )
-def test_what_means_nothing_is_refused(
+def test_options_without_effect_are_refused(
     given: dict[str, str], where: dict[str, bool], said: str
 ) -> None:
     with pytest.raises(UsageError, match=said) as failed:

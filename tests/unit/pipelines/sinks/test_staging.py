@@ -56,7 +56,7 @@ def test_rows_come_back_in_their_order(rows: list[Write], chunk_bytes: int, most
     assert all(len(chunk) == 1 or sum(chunk) <= chunk_bytes for chunk in sizes)
 
 
-def test_what_nobody_removes_expires() -> None:
+def test_staged_rows_expire() -> None:
     bucket = SinkBucketDouble()
     segment = stage(bucket, "s", "0.0.0.t", [Write(b"k", b"1")])
     bucket.now = STAGED_SECONDS
@@ -76,7 +76,7 @@ def test_only_a_chunk_of_this_name_has_rows() -> None:
     assert failed.value.code == "bad_chunk"
 
 
-def test_a_node_that_is_away_while_rows_are_staged_is_waited_for(
+def test_staging_waits_for_an_unavailable_node(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(staging, "CHUNK_ROWS_MAX", 1)
@@ -90,7 +90,7 @@ def test_a_node_that_is_away_while_rows_are_staged_is_waited_for(
         assert [row for chunk in read(bucket, segment) for row in chunk] == rows
 
 
-def test_what_cannot_be_staged_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_rows_that_cannot_be_staged_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(control, "RECONNECT_S", 0.0)
     bucket = SinkBucketDouble()
     with pytest.raises(UsageError, match="row 'long': a transactional sink takes"):

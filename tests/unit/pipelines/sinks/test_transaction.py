@@ -207,7 +207,7 @@ def random_life(seed: int) -> None:
 
 
 @pytest.mark.parametrize("block", range(4))
-def test_random_lives(block: int) -> None:
+def test_random_schedules(block: int) -> None:
     for seed in range(block * 100, block * 100 + budget(100)):
         random_life(seed)
 
@@ -291,13 +291,13 @@ def test_a_late_insert_of_a_key_that_was_deleted_since_is_taken_back() -> None:
 
 
 @pytest.mark.parametrize("breaks_after", range(1, 8))
-def test_it_is_taken_back_if_the_connection_breaks_meanwhile(breaks_after: int) -> None:
+def test_a_late_insert_is_taken_back_after_a_lost_connection(breaks_after: int) -> None:
     effect = 0
     while overtaken_at(effect, 0, breaks_after=breaks_after):
         effect += 1
 
 
-def test_it_is_taken_back_if_that_is_refused_at_first() -> None:
+def test_a_late_insert_is_taken_back_after_a_refusal() -> None:
     effect, refused = 0, []
     while overtaken_at(effect, 0, world=(world := Reluctant())):
         effect, refused = effect + 1, refused + world.refused
@@ -333,7 +333,7 @@ def test_abort_after_a_failed_commit_keeps_what_was_committed() -> None:
     check(world, orphans=False)
 
 
-def test_a_failed_task_leaves_nothing_but_what_expires() -> None:
+def test_a_failed_task_leaves_only_rows_that_expire() -> None:
     world = World()
     query = QueryDouble(world)
     query.task(0, 0)
@@ -366,7 +366,7 @@ def test_rows_that_expired_before_they_were_applied_come_from_the_next_attempt()
     assert world.listed[-1]["is_applied"]
 
 
-def test_what_others_write_meanwhile_does_not_stop_a_batch() -> None:
+def test_concurrent_writes_do_not_stop_a_batch() -> None:
     world = World()
     query = QueryDouble(world)
     query.batch(0)
@@ -384,7 +384,7 @@ def test_what_others_write_meanwhile_does_not_stop_a_batch() -> None:
     check(world, orphans=False)
 
 
-def test_who_never_stops_writing_is_told() -> None:
+def test_endless_concurrent_writes_are_reported() -> None:
     world = World()
     query = QueryDouble(world)
     world.before_effect = [lambda: world._done(Write(b"all.0", b"theirs")) and None] * 4000
@@ -400,7 +400,7 @@ def test_who_never_stops_writing_is_told() -> None:
         (3, "q", "those between are not there"),
     ],
 )
-def test_a_batch_that_cannot_be_next_is_refused(batch_id: int, query_id: str, said: str) -> None:
+def test_a_batch_out_of_sequence_is_refused(batch_id: int, query_id: str, said: str) -> None:
     world = World()
     query = QueryDouble(world)
     query.batch(0)
@@ -433,7 +433,7 @@ def test_a_batch_without_rows_is_committed_at_once() -> None:
     [({"v": 1}, "bad_header"), ({"sink": "s", "query": "q", "batch": 1, "is_applied": True,
                                   "v": 2}, "newer_version")],
 )  # fmt: skip
-def test_a_header_that_is_none_of_ours_is_refused(content: dict[str, Any], code: str) -> None:
+def test_a_foreign_header_is_refused(content: dict[str, Any], code: str) -> None:
     world = World()
     SinkBucketDouble.insert(world, HEADER, content)
     with pytest.raises(UsageError) as failed:
@@ -441,7 +441,7 @@ def test_a_header_that_is_none_of_ours_is_refused(content: dict[str, Any], code:
     assert failed.value.code == code
 
 
-def test_who_is_overtaken_all_the_time_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_constant_overtaking_is_reported(monkeypatch: pytest.MonkeyPatch) -> None:
     def never(*_: Any, **__: Any) -> Stored:
         raise ConditionError("changed", code="key_exists")
 

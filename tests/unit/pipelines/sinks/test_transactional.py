@@ -106,14 +106,14 @@ def test_another_checkpoint_is_refused(
         writer().commit(messages, 0)
 
 
-def test_what_is_wrong_is_refused_while_it_is_staged(bucket: SinkBucketDouble) -> None:
+def test_invalid_rows_are_refused_while_staging(bucket: SinkBucketDouble) -> None:
     with pytest.raises(UsageError, match="row 'a': value is no JSON"):
         writer().write(rows(a="{"))
     with pytest.raises(UsageError, match="columns key and value"):
         writer(StructType().add("n", StringType()))
 
 
-def test_a_node_that_is_away_while_a_batch_is_committed_is_waited_for(
+def test_a_commit_waits_for_an_unavailable_node(
     bucket: SinkBucketDouble,
 ) -> None:
     """Whatever the commit was doing then; the node comes back without what was not persisted."""
@@ -127,7 +127,7 @@ def test_a_node_that_is_away_while_a_batch_is_committed_is_waited_for(
         assert bucket.own_documents() == expected
 
 
-def test_an_abort_that_reaches_no_node_is_no_failure(
+def test_an_abort_without_a_reachable_node_is_not_a_failure(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     def unreachable(options: object) -> SinkBucketDouble:

@@ -71,7 +71,7 @@ class TableWorld(DerivedWorld):
         return {row["key"]: row["value"] for row in found if row["partition"] == p}
 
 
-def test_it_holds_what_becomes_of_the_documents_at_rest() -> None:
+def test_the_target_has_the_transformed_documents_at_rest() -> None:
     for seed in range(SCHEDULES):
         try:
             DerivedWorld(seed).run()
@@ -79,7 +79,9 @@ def test_it_holds_what_becomes_of_the_documents_at_rest() -> None:
             raise AssertionError(f"seed {seed}") from error
 
 
-def test_so_does_a_table(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_table_has_the_transformed_documents_at_rest(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(parquet_target, "sync_directory", lambda _: None)
     monkeypatch.setattr(parquet_target.os, "fsync", lambda _: None)
     for seed in range(TABLE_SCHEDULES):
@@ -163,7 +165,7 @@ def test_a_document_that_no_longer_passes_is_a_tombstone_of_its_version(
     assert (gone.op, gone.version, gone.value) == ("delete", (1, 5), None)
 
 
-def test_what_is_the_nodes_own_is_no_document(store: DictTarget) -> None:
+def test_reserved_documents_are_left_out(store: DictTarget) -> None:
     calls: list[Mapping[str, bytes]] = []
     keys = ["_design/x", text_of_key(b"_\xff")]
     assert keys[1].startswith("\\x")
@@ -178,7 +180,7 @@ def test_a_stream_without_values_is_refused(store: DictTarget) -> None:
         sink_of(store, []).apply([Row("put", 0, 1, 1, "k")])
 
 
-def test_what_is_held_back_counts_as_if_it_were_stored(store: DictTarget) -> None:
+def test_held_back_rows_count_as_stored(store: DictTarget) -> None:
     target = TransformingTarget(store, derive)
     target.begin([0], 1)
     store.put(0, [false_row(0, 1, 8, 1, 1), false_row(0, 1, 9, 2, 1)], 1)
@@ -193,7 +195,7 @@ def test_what_is_held_back_counts_as_if_it_were_stored(store: DictTarget) -> Non
     assert sorted(target.keys_above(0, 2, 5)) == ["1", "3"]
 
 
-def test_tombstones_of_what_does_not_pass_are_dropped_where_deletions_are(tmp_path: Path) -> None:
+def test_tombstones_of_filtered_documents_are_dropped_with_deletions(tmp_path: Path) -> None:
     table, node = ParquetTarget(tmp_path), FalseNode(1)
     for n in range(3):
         node.write(0, n, n + 1)

@@ -91,14 +91,14 @@ def test_append_inserts_and_overwrite_upserts(bucket: SinkBucketDouble) -> None:
     assert skipped == TaskMessage(Written(written=1, skipped=1))
 
 
-def test_what_cannot_be_is_refused_before_the_job(bucket: SinkBucketDouble) -> None:
+def test_impossible_options_are_refused_before_the_job(bucket: SinkBucketDouble) -> None:
     with pytest.raises(UsageError, match="idField"):
         writer(overwrite=True, idField="nothing")
     with pytest.raises(UsageError, match="only where a batch is written"):
         stream_writer(truncate="true")
 
 
-def test_truncate_deletes_what_was_there_and_nothing_else(bucket: SinkBucketDouble) -> None:
+def test_truncate_deletes_only_existing_documents(bucket: SinkBucketDouble) -> None:
     write_all(bucket, [Write(k, b"0") for k in (b"old", b"kept", b"_design/x", b"gone", b"mine")
                        if not k.startswith(b"_design")])  # fmt: skip
     write_all(bucket, [Write(b"_own", b"0"), Write(b"gone", None)])
@@ -113,7 +113,7 @@ def test_truncate_deletes_what_was_there_and_nothing_else(bucket: SinkBucketDoub
     }  # fmt: skip
 
 
-def test_truncate_leaves_what_others_change_while_it_deletes(bucket: SinkBucketDouble) -> None:
+def test_truncate_keeps_concurrent_changes(bucket: SinkBucketDouble) -> None:
     write_all(bucket, [Write(b"old", b"0")])
     job = writer(overwrite=True, truncate="true")
     write_late = [lambda: None] * 2 + [lambda: bucket._done(Write(b"old", b"late"))]

@@ -26,7 +26,7 @@ def puts(*keys: str, value: bytes = b"1", is_insert: bool = False) -> list[Write
     return [Write(key.encode(), value, is_insert=is_insert) for key in keys]
 
 
-def test_all_is_persisted_when_it_returns(
+def test_all_rows_are_persisted_on_return(
     bucket: SinkBucketDouble, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(writing, "SLICE_ROWS", 2)
@@ -39,7 +39,7 @@ def test_all_is_persisted_when_it_returns(
     assert write_all(bucket, []) == Written()
 
 
-def test_what_is_not_persisted_in_time_is_no_success(
+def test_a_timeout_of_persistence_is_an_error(
     bucket: SinkBucketDouble, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(writing, "PERSIST_S", 0.0)
@@ -58,7 +58,7 @@ INSERTS = puts("a", "b", "c", "d", "a", is_insert=True)
 
 @pytest.mark.parametrize("changes", [CHANGES, INSERTS])
 @pytest.mark.parametrize("loses", [False, True])
-def test_a_node_that_is_away_meanwhile_is_waited_for(
+def test_writing_waits_for_an_unavailable_node(
     changes: list[Write], loses: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Whatever it was doing then, also if it comes back without what it acknowledged."""
@@ -81,7 +81,7 @@ def test_a_node_that_is_away_meanwhile_is_waited_for(
     assert effect >= len(changes)
 
 
-def test_a_history_lost_again_while_it_is_written_again(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_second_loss_during_rewriting(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(writing, "SLICE_ROWS", 1)
     for second in range(12):
         bucket = SinkBucketDouble()
@@ -94,7 +94,7 @@ def test_a_history_lost_again_while_it_is_written_again(monkeypatch: pytest.Monk
         assert bucket.documents().keys() == {b"a", b"b", b"c", b"d"}
 
 
-def test_a_node_that_stays_away_is_told_with_what_was_written(
+def test_an_error_of_a_lost_node_names_what_was_written(
     bucket: SinkBucketDouble, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(control, "RECONNECT_S", 0.0)
@@ -103,7 +103,7 @@ def test_a_node_that_stays_away_is_told_with_what_was_written(
         write_all(bucket, puts("a", "b", "c"))
 
 
-def test_what_is_kept_to_be_written_again_is_bounded(
+def test_rows_kept_for_rewriting_are_bounded(
     bucket: SinkBucketDouble, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(writing, "SLICE_ROWS", 1)
@@ -149,7 +149,7 @@ def test_a_repeated_task_finds_its_own_documents(bucket: SinkBucketDouble) -> No
         write_all(bucket, [Write(b"a", b"4", cas=cas)])
 
 
-def test_what_an_earlier_attempt_wrote_is_waited_for(
+def test_writes_of_an_earlier_attempt_are_waited_for(
     bucket: SinkBucketDouble, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     list(bucket.write_each(puts("a", is_insert=True)))  # the task died here
@@ -170,7 +170,7 @@ def test_other_content_of_the_same_bytes_is_a_conflict(bucket: SinkBucketDouble)
         write_all(bucket, puts("a", is_insert=True))
 
 
-def test_refusals_are_named_with_what_was_written(
+def test_refusals_name_what_was_written(
     bucket: SinkBucketDouble, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(control, "RECONNECT_S", 0.0)
@@ -234,7 +234,7 @@ def test_a_slice_is_bounded_by_its_bytes_too(monkeypatch: pytest.MonkeyPatch) ->
     assert sizes == [2, 1]
 
 
-def test_nothing_written_is_nothing_to_wait_for(bucket: SinkBucketDouble) -> None:
+def test_no_writes_need_no_wait(bucket: SinkBucketDouble) -> None:
     bucket.is_flushing = False
     Persistence(bucket).wait()
 
@@ -289,19 +289,19 @@ def every_late_attempt(version_field: str) -> None:
     assert effect > 4
 
 
-def test_an_attempt_that_goes_on_late_writes_nothing_older() -> None:
+def test_a_late_attempt_writes_no_older_version() -> None:
     every_late_attempt("v")
     with pytest.raises(AssertionError):
         every_late_attempt("")
 
 
-def test_who_changes_documents_all_the_time_is_told(bucket: SinkBucketDouble) -> None:
+def test_constant_concurrent_changes_are_reported(bucket: SinkBucketDouble) -> None:
     bucket.before_effect = [lambda: bucket._done(versioned(a=1)[0]) and None] * 999
     with pytest.raises(UnavailableError, match="others keep changing document 'a'"):
         write_newer(bucket, versioned(a=5))
 
 
-def test_two_attempts_at_once_leave_what_one_would() -> None:
+def test_two_concurrent_attempts_equal_one() -> None:
     """Whatever the second one finds done of the first; both write the same rows."""
     for changes in (CHANGES, INSERTS):
         clean = SinkBucketDouble()

@@ -52,7 +52,7 @@ def test_an_answer_that_ends_early_is_an_error(size: int) -> None:
         head_text() + tail_text() + ROWS[0][0] + b"\n",
     ],
 )
-def test_what_is_no_answer_is_refused(data: bytes) -> None:
+def test_invalid_answers_are_refused(data: bytes) -> None:
     with pytest.raises(RemoteProtocolError) as caught:
         ViewRows().feed(data)
     assert caught.value.code == "bad_answer"

@@ -105,7 +105,7 @@ def test_how_fresh_the_rows_are(text: str, query: dict[str, Any]) -> None:
         ({"include_docs": "true"}, "unknown option include_docs"),
     ],
 )
-def test_what_cannot_be_asked_is_refused_when_the_options_are_read(
+def test_invalid_queries_are_refused_when_options_are_read(
     given: dict[str, str], message: str
 ) -> None:
     with pytest.raises(UsageError, match=message):
@@ -117,7 +117,7 @@ def test_what_cannot_be_asked_is_refused_when_the_options_are_read(
     [{"reduce": "false", "limit": "5"}, {"group": "true"}, {}, {"view": "w", "keys": "[1]"},
      {"view": "w", "numPartitions": "1"}],
 )  # fmt: skip
-def test_what_is_put_together_is_asked_of_one_node(nodes: Nodes, given: dict[str, str]) -> None:
+def test_merged_results_are_requested_from_one_node(nodes: Nodes, given: dict[str, str]) -> None:
     options = parsed(**given)
     assert shares_of(options) == [None]
     assert ids(options, None) == ["0", "1", "2", "3"]
@@ -167,7 +167,7 @@ def test_partitions_that_moved_are_asked_for_where_they_are(nodes: Nodes) -> Non
     ]  # fmt: skip
 
 
-def test_what_does_not_pass_is_an_error_at_once(
+def test_a_permanent_failure_is_an_error_at_once(
     nodes: Nodes, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(view_asking, "MOVED_S", 0.0)
@@ -191,7 +191,7 @@ def test_a_move_that_does_not_end_is_an_error(
         ids(parsed(reduce="false"), [0])
 
 
-def test_a_view_or_design_document_that_is_not_there(nodes: Nodes) -> None:
+def test_a_missing_view_or_design_document(nodes: Nodes) -> None:
     with pytest.raises(UsageError, match="no view 'x'"):
         shares_of(parsed(view="x"))
     nodes.documents.clear()

@@ -38,7 +38,7 @@ def answering(monkeypatch: pytest.MonkeyPatch, pieces: list[list[ViewRow]]) -> l
     return asked
 
 
-def test_spark_finds_it_by_module_and_name() -> None:
+def test_spark_finds_the_source_by_module_and_name() -> None:
     assert DefaultSource is ViewDataSource
     assert (DefaultSource.name(), source().schema()) == (
         "millstream.view", "key string, value string, id string",

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from millstream.access.kv_login import Login
-from millstream.errors import AccessError, UnavailableError
+from millstream.errors import AccessError, RemoteProtocolError, UnavailableError
 from millstream.upr.aio.link import UNIX, Link
 from millstream.wire.mcbp import Opcode, Status, cut_packets, request, response
 
@@ -93,3 +93,9 @@ async def test_a_socket_of_this_machine_is_reached_by_its_path(tmp_path: Path) -
     path.unlink(missing_ok=True)
     with pytest.raises(UnavailableError, match=r"k\.sock"):
         await link.open()
+
+
+async def test_a_bucket_is_opened_at_nodes_of_ours_only(peer: tuple[Peer, Link]) -> None:
+    await peer[1].close()
+    with pytest.raises(RemoteProtocolError, match="not a Millstream node"):
+        await peer[1].open_bucket("ff")

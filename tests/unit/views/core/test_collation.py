@@ -158,7 +158,7 @@ def test_no_key_is_a_proper_prefix_of_another(a, b):
 
 
 @pytest.mark.parametrize("key", [float("nan"), float("inf"), b"bytes", {1, 2}])
-def test_what_is_not_json_is_refused(key):
+def test_input_that_is_not_json_is_refused(key):
     with pytest.raises(UsageError) as caught:
         encode_key(key)
     assert caught.value.code == "bad_key"

@@ -32,7 +32,7 @@ PAIRS = st.lists(st.tuples(st.binary(max_size=9), st.binary(max_size=300)), min_
 
 
 @given(KEYS, IDS)
-def test_a_key_comes_apart_again(ekey: bytes, doc_id: bytes) -> None:
+def test_a_key_can_be_split_again(ekey: bytes, doc_id: bytes) -> None:
     key = row_key(ekey, doc_id)
     assert split_row_key(key) == (ekey, doc_id)
     assert ekey_of(key) == ekey
@@ -80,7 +80,7 @@ def test_numbers_come_out_of_many_rows_at_once(numbers: list[int | float]) -> No
 
 
 @pytest.mark.parametrize("text", [b"true", b"null", b'"1"', b"[1]", b"{}", b"[" * 3000, b"1e999"])
-def test_what_is_no_number_is_none(text: bytes) -> None:
+def test_values_that_are_not_numbers(text: bytes) -> None:
     assert numbers_of([row_value([(b"1", b"1")]), row_value([(b"1", text)])]) is None
 
 

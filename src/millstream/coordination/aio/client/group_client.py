@@ -19,7 +19,6 @@ import random
 import ssl
 from collections.abc import Callable, Sequence
 from contextlib import suppress
-from types import TracebackType
 from typing import Any, Final, Self
 
 from millstream.coordination.aio.client.link import PORT, Link
@@ -122,10 +121,7 @@ class Client:
         self._loop = asyncio.get_running_loop()
         return self
 
-    async def __aexit__(
-        self, kind: type[BaseException] | None, error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:  # fmt: skip
+    async def __aexit__(self, *_: object) -> None:
         await self.close()
 
     # ---- registers

@@ -16,7 +16,6 @@ from __future__ import annotations
 import ssl
 from collections.abc import Callable, Sequence
 from contextlib import suppress
-from types import TracebackType
 from typing import Any, Final, Self
 
 from millstream.coordination.aio.client.durable_positions import DurablePlaces
@@ -66,10 +65,7 @@ class GroupClients:
         await self.raw.__aenter__()
         return self
 
-    async def __aexit__(
-        self, kind: type[BaseException] | None, error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:  # fmt: skip
+    async def __aexit__(self, *_: object) -> None:
         await self.close()
 
     async def close(self) -> None:

@@ -26,7 +26,7 @@ def active_copy(bucket: Bucket, key: bytes) -> Partition:
             `temporarily_unavailable`; `isolated`: the copy is active and may not serve now.
     """
     partition = bucket.partition_for(key)
-    if bucket.serves_by_rights:
+    if bucket.is_managed:
         bucket.look_at_rights()
         if partition.unserved == "all":
             raise isolated(partition)
@@ -45,7 +45,7 @@ def active_copy(bucket: Bucket, key: bytes) -> Partition:
 
 def check_served(bucket: Bucket, numbers: Iterable[int], *, for_write: bool = False) -> None:
     """Raise `isolated` if a copy of these partitions is active here and may not serve now."""
-    if bucket.serves_by_rights:
+    if bucket.is_managed:
         bucket.look_at_rights()
         for number in numbers if bucket.serving.isolated else ():
             partition = bucket.partitions[number]

@@ -216,7 +216,7 @@ class Feed:
 
     def follow(self, partition_id: int) -> None:
         """Keep the copy following; a resting copy requests its stream at once."""
-        if self._bucket.serves_by_rights and not self._has_short_noops:
+        if self._bucket.is_managed and not self._has_short_noops:
             self._has_short_noops = True  # they keep the source serving
             self._core.set_noop_interval(NOOP_INTERVAL_MS / 1000)
         line = self._lines.get(partition_id)

@@ -205,7 +205,7 @@ def _select_bucket(session: KvSession, packet: Packet, _: int) -> bytes | None:
     bucket = session.host.buckets.get(packet.key.decode(errors="replace"))
     if bucket is None:
         return session.refusal(packet, Status.EACCESS)
-    if bucket.serves_by_rights:
+    if bucket.is_managed:
         bucket.look_at_rights()  # requests may follow in the bytes that are being answered
     previous = session.bucket
     session.select(bucket)

@@ -1,14 +1,14 @@
-"""What changes contribute to an index: the maps of its trees, run on whole batches of changes.
+"""Maps batches of changes to the rows of an index.
 
     mapper = IndexMapper(design, bucket_uuid)
     mapped = mapper.map(Changes(frames, sides))         # 500 to 1,000 of them
     reducers = mapper.reducers()                  # for the writer of the trees, in the same thread
 
 Invariants:
-1. No change makes it raise. A map that fails loses the document's rows of that tree, one that
-   breaks the limits all its rows; both are listed, and the other documents go on.
-2. One call of the sandbox per batch, whatever the number of trees.
-3. Every changed document is in the answer, with no rows where it is deleted or emits nothing.
+1. No change raises an error. If a map fails, the document loses its rows of that tree. If it
+   breaks the limits, it loses all its rows. Both are listed, and other documents are not affected.
+2. The sandbox is called once per batch, whatever the number of trees.
+3. The result has every changed document, without rows if it is deleted or emits nothing.
 
 Elsewhere: texts of documents (`views.core.design.documents`), languages
 (`views.aio.sandbox.mapping`), bytes of rows (`views.core.rows`).

@@ -1,14 +1,14 @@
-"""The node that an indexer reads: how it is opened, and what it says of its partitions.
+"""Asks one node for the state of its copies, from which an index is read.
 
 Invariants:
-1. A bucket that is another one than the index was made of is an error, never read.
-2. A history that began between two answers shows in the next one: positions judged by what was
-   true before are refused by the stream request.
-3. In a managed cluster no source is read whose branch is below one that was seen of the partition:
-   it was replaced, and may not know that yet.
+1. An index is never read from another bucket than the one it was made of.
+2. If a new history begins between two answers, the next answer shows it. A stream request at a
+   position that was judged by the old history is refused by the node.
+3. In a managed cluster a copy is not read if its branch is lower than one seen before: the copy
+   was replaced and may not know it yet.
 
-Elsewhere: connections (`upr.aio.link`), judging (`views.core.index.header`), streams
-(`views.aio.indexing.indexing`).
+Elsewhere: connections (`upr.aio.link`), judging of positions (`views.core.index.header`), streams
+(`views.aio.indexing.reading`).
 """
 
 from __future__ import annotations
@@ -18,10 +18,10 @@ from struct import Struct
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Final, NamedTuple
 
-from millstream.errors import RemoteProtocolError, StreamError, UnavailableError
+from millstream.errors import RemoteProtocolError, UnavailableError
 from millstream.upr.core.messages import decode_branch_log
 from millstream.views.core.index.header import Judged
-from millstream.wire.mcbp import Feature, Opcode, Status, request
+from millstream.wire.mcbp import Opcode, Status, request
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -35,7 +35,6 @@ __all__ = [
     "ReadableCopies",
     "ReadableCopy",
     "ask_copies",
-    "open_source",
 ]
 
 _POSITIONS: Final = Struct(">HB?4x8Q")
@@ -122,26 +121,6 @@ class ReadableCopies(dict[int, ReadableCopy]):
                     code="isolated",
                     retry="refresh_map",
                 )
-
-
-async def open_source(link: Link, bucket: str, bucket_uuid: str) -> None:
-    """Connect and log in.
-
-    Raises:
-        UnavailableError: `unreachable`, `timeout`, `connection_closed`.
-        AccessError: `bad_credentials`, `unknown_bucket`.
-        StreamError: `bucket_recreated`.
-        RemoteProtocolError: `refused`, `bad_map`.
-    """
-    if Feature.MILLSTREAM not in await link.open():
-        message = f"{link.address} is not a Millstream node: indexes cannot be built from it"
-        raise RemoteProtocolError(message, code="refused")
-    if (await link.cluster_map()).bucket_uuid != bucket_uuid:
-        raise StreamError(
-            f"bucket {bucket!r} at {link.address} was deleted and created again: the indexes of "
-            "the old one are void and can be removed",
-            code="bucket_recreated",
-        )
 
 
 async def ask_copies(

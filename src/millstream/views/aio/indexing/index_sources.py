@@ -25,7 +25,6 @@ from millstream.views.aio.indexing.index_source import (
     IndexerSpec,
     ReadableCopies,
     ask_copies,
-    open_source,
 )
 from millstream.views.core.query.wait_for import Wanted, judge
 
@@ -108,7 +107,7 @@ async def open_lines(
         for source, here in divided(sources, partitions):
             link = source.link_to()
             try:
-                await open_source(link, spec.bucket, spec.bucket_uuid)
+                await link.open_bucket(spec.bucket_uuid)
                 copies = await ask_copies(
                     link, here, is_active_only=source.is_active_only, histories=spec.histories
                 )
@@ -156,7 +155,7 @@ class _Asked:
         link = link or self.source.link_to()
         try:
             if is_new:
-                await open_source(link, spec.bucket, spec.bucket_uuid)
+                await link.open_bucket(spec.bucket_uuid)
             self.copies = await ask_copies(
                 link, partitions, self.copies,
                 is_active_only=self.source.is_active_only, histories=spec.histories,

@@ -1,21 +1,22 @@
-"""Keeps the indexes of one bucket fresh: what is read for which, commits, and who waits for them.
+"""Keeps the indexes of one bucket up to date.
 
-Indexes near each other share a connection (`views.core.index.indexer.plan`); each group has a
-task. A group that ends leaves its indexes where their headers say; they are planned for anew
-after a pause that grows up to `PAUSE_S_MAX`.
+Indexes at near positions form a group, which shares one connection (`views.core.index.indexer`).
+Each group has a task. When a group ends, its indexes are assigned to new groups after a pause that
+grows up to `PAUSE_S_MAX`.
 
 Invariants:
-1. An index is changed by one thread at a time: whoever has its lock; the loop only reads headers.
-2. Mapping, sorting and commits are done in threads; the loop cuts frames, `READ_BYTES_MAX` at a
-   time.
-3. Positions are judged by the source, and rolled back if need be, before anything is read.
-4. All who wait for an index are served by one commit, and told when it never will.
-5. After `stop` nothing is changed any more.
-6. An index whose functions take long holds up no other: what it does is ended after `SLOW_S`, and
-   it goes on in a group and a thread of its own.
+1. One thread at a time changes an index: the one that holds its lock. The event loop only reads
+   headers.
+2. Threads map, sort and commit. The event loop cuts frames, `READ_BYTES_MAX` at a time.
+3. Before anything is read, the source judges the positions, and indexes are rolled back if
+   necessary.
+4. One commit serves all queries that wait for an index. They get an error if it can never come.
+5. After `stop` nothing is changed.
+6. An index with slow functions delays no other index: its work is ended after `SLOW_S` and
+   continues in a group and a thread of its own.
 
-Elsewhere: one group's reading (`reading`), the nodes that are read (`index_sources`), the rule of
-`at` (`views.core.query.wait_for`), what an index is (`views.core.index.index`).
+Elsewhere: reading of one group (`reading`), source nodes (`index_sources`), the rule of `at`
+(`views.core.query.wait_for`), the index itself (`views.core.index.index`).
 
 Source: docs/design/0013-indexer.md.
 """

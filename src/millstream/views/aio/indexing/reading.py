@@ -1,16 +1,16 @@
 """Reads the changes of a bucket for one group of indexes, over one connection to each source.
 
 Invariants:
-1. Positions are judged before streams are asked for; who had to go back to an older root and is
-   in company is planned for anew (`Regroup`).
-2. An index that does not take a part which the source sent in order ends the group, so that it is
-   read for from where it stands: no part is ever skipped.
-3. Reading goes on beside mapping and commits, as far as the buffer has room.
-4. A source that cannot be reached costs its own partitions only; one that is lost ends the group,
-   which is begun anew without it.
+1. Positions are judged before streams are requested. If an index of a larger group was rolled
+   back, the group ends and its indexes are grouped again (`Regroup`).
+2. If an index does not accept a part that the source sent in order, the group ends, and the index
+   is read again from its position. No part is skipped.
+3. Reading continues during mapping and commits while the buffer has room.
+4. An unreachable source affects only its own partitions. If a source is lost, the group ends and
+   starts again without it.
 
-Elsewhere: what is taken when (`views.core.index.indexer`, `views.core.index.first_build`), the
-indexes (`views.aio.indexing.served_index`), who is with whom (`views.aio.indexing.indexing`).
+Elsewhere: what is taken when (`views.core.index.indexer`, `views.core.index.first_build`), one
+index (`views.aio.indexing.served_index`), groups (`views.aio.indexing.indexing`).
 """
 
 from __future__ import annotations
@@ -197,18 +197,27 @@ class GroupReader:
             raise Regroup
 
     async def _read(self, link: Link, feed: Feed) -> None:
-        while not feed.ended:
-            feed.receive_data(await link.read(bytes_max=READ_BYTES_MAX), time.monotonic())
-            self._news.set()
-            while feed.is_full:
-                self._taken.clear()
-                await self._taken.wait()
-            await link.write(feed.take_bytes())
-            await asyncio.sleep(0)  # what is buffered is read without a pause
+        await self._receive(link, feed, lambda data: feed.receive_data(data, time.monotonic()))
         if feed.is_denied:
             message = f"{feed.ended}: the right to stream bucket {self._spec.bucket!r} was lost"
             raise AccessError(message)
         raise StreamError(f"{feed.ended}; read again from the position of the index")
+
+    async def _receive(
+        self, link: Link, reader: Feed | FirstBuild, receive: Callable[[bytes], None]
+    ) -> None:
+        """Give received bytes to a reader until it is done, as fast as it can take them."""
+        try:
+            while not reader.is_read:
+                receive(await link.read(bytes_max=READ_BYTES_MAX))
+                self._news.set()
+                while reader.is_full:
+                    self._taken.clear()
+                    await self._taken.wait()
+                await link.write(reader.take_bytes())
+                await asyncio.sleep(0)  # what is buffered is read without a pause
+        finally:
+            self._news.set()
 
     async def _commit(self, feeds: Sequence[Feed], judged: Mapping[int, Judged]) -> None:
         while True:
@@ -311,7 +320,7 @@ class GroupReader:
 
     async def _map_first(self, link: Link, build: FirstBuild, work: _Work) -> None:
         """Read and map until everything is mapped."""
-        reading = asyncio.ensure_future(self._receive_first(link, build))
+        reading = asyncio.ensure_future(self._receive(link, build, build.receive_data))
         try:
             while True:
                 self._news.clear()
@@ -339,19 +348,6 @@ class GroupReader:
             if served in self.served and not served.is_stopping:  # else the others go on
                 self._has_lost_rows = True
                 raise
-
-    async def _receive_first(self, link: Link, build: FirstBuild) -> None:
-        try:
-            while not build.is_read:
-                build.receive_data(await link.read(bytes_max=READ_BYTES_MAX))
-                self._news.set()
-                while build.is_full:
-                    self._taken.clear()
-                    await self._taken.wait()
-                await link.write(build.take_bytes())
-                await asyncio.sleep(0)  # what is buffered is read without a pause
-        finally:
-            self._news.set()
 
     async def _load(self, work: _Work) -> None:
         """Commit by the sources' current judgement."""

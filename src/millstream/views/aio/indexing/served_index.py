@@ -1,12 +1,14 @@
-"""One index while it is kept fresh: its writer, its lock, who waits for it.
+"""One index that is kept up to date: its writer, its lock, and the queries that wait for it.
 
 Invariants:
-1. Everything that changes the index goes through here, one thing at a time, in a thread; once
-   begun it is finished, though whoever asked for it is cancelled, and all who wait look again.
-2. Parts are mapped and published by whole partitions; what the index has already is not mapped.
-3. Rows of a first build leave memory as sorted runs; a first build that ends early leaves nothing.
-4. An index whose functions take long has a thread of its own: it holds up no other index. What has
-   to be done at once (`set_states`) stops them; what was under way is done again later.
+1. All changes of the index are made here, one at a time, in a thread. A change that has begun is
+   finished even if the caller is cancelled. Then all waiting queries check the index again.
+2. Parts are mapped and published by whole partitions. Changes that the index already has are not
+   mapped.
+3. Rows of a first build are written to sorted runs on disk. A first build that ends early leaves
+   no files.
+4. An index with slow functions has a thread of its own and delays no other index. Urgent changes
+   (`set_states`) interrupt these functions; the interrupted work is repeated later.
 
 Elsewhere: what is read when (`millstream.views.aio.indexing.indexing`), what a commit is
 (`views.core.index.index`).

@@ -1,18 +1,18 @@
-"""External merge sort: rows of any number in order, in bounded memory, runs on disk.
+"""External merge sort: any number of rows in order, with bounded memory and runs on disk.
 
     with RowSorter(folder, bytes_max=...) as sorter:
         sorter.add(rows)                 # [(key, partition, value), ...], as often as needed
         for row in sorter.rows(): ...
 
-Rows are sorted in small runs; runs are merged by portions: of each as much as is certainly not
-above what another one still has, put in order by one call of `sort`, which finds the runs in it.
-So no call holds the interpreter for long, and no Python runs per comparison.
+Rows are sorted in small runs. Runs are merged in portions: a portion is the part of each run that
+is certainly not above the rest of another run. One call of `sort` orders it, because it detects
+the runs. So no call holds the interpreter for long, and no Python code runs per comparison.
 
 Invariants:
-1. `rows` yields what was added, ordered by key; keys are distinct, or their order is open.
-2. In memory are at most `bytes_max` bytes of rows, or while merging one block of each run.
-3. Never more than `RUNS_MAX` runs on disk: above that they are merged into one.
-4. Files have no name: they are gone with the process.
+1. `rows` yields all added rows ordered by key. The order of equal keys is undefined.
+2. Memory holds at most `bytes_max` bytes of rows, or while merging one block of each run.
+3. There are at most `RUNS_MAX` runs on disk; more are merged into one.
+4. The files have no name, so they disappear with the process.
 
 Elsewhere: what the rows are (`views.core.rows`), the tree made of them (`trees`).
 """

@@ -1,19 +1,19 @@
-"""The staged files of one index: where they are, who may name them, when they go.
+"""Staged files of one index: rows or documents that an outside writer uploads before a commit.
 
     FOLDER/staged/<fencing number>/<name>.part      while it is being written
-    FOLDER/staged/<fencing number>/<name>           whole
+    FOLDER/staged/<fencing number>/<name>           complete
 
-The engine's process writes the bytes, since they come to its HTTP port; the index process says
-where, and is told when a file is whole.
+The engine's process writes the bytes, because they arrive at its HTTP port. The index process
+chooses the path, and is told when a file is complete.
 
 Invariants:
-1. A file can be committed only by the writer whose fencing number it was staged under.
-2. Files go with the commit that took them in, when their writer begins another cycle (whole ones:
-   tasks that failed or ran twice left them), when another writer takes over, and when nothing was
-   heard of their writer for `STAGED_LEASE_S`.
+1. Only the writer with the fencing number of the directory can commit its files.
+2. Files are removed with the commit that used them, when their writer begins another cycle
+   (complete files of tasks that failed or ran twice), when another writer takes over, and when
+   their writer was silent for `STAGED_LEASE_S`.
 3. One writer stages at most `STAGED_FILES_MAX` files.
 
-Elsewhere: their bytes (`views.core.index.staged`), who commits them
+Elsewhere: their bytes (`views.core.index.staged`), commits of them
 (`views.aio.serving.outside_writer`).
 """
 

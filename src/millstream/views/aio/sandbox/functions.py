@@ -1,24 +1,23 @@
-"""The functions of design documents that are no views, run in the sandbox.
+"""Runs validation, filter, update and list functions of design documents in sandboxes.
 
     pool = FunctionPool()
     code = read_code(bucket, name, rev, body)
     if code.validates:
         refusals = await pool.validate(code, [Revised(new, old)], user, security)
 
-A child process serves one revision of one design document; a few are kept for those that were
-used last.
+A child process serves one revision of one design document. The last used children are kept.
 
 Invariants:
-1. At most `children_max` children run at a time, whatever is called; a call waits for one.
-2. One thread at a time uses a child, also where nobody waits for its answer any more.
-3. A function that breaks the limits of time and memory fails with `function_failed`, and only the
-   calls that did.
-4. A new revision has a child of its own: nothing of an old one is left in it.
-5. Design documents whose functions broke the limits of late have half of the children together:
-   they hold up no others. A new revision of such a document counts like the old one.
+1. At most `children_max` children exist at a time; a call waits for a free one.
+2. One thread at a time uses a child, even if the caller no longer waits for the answer.
+3. If a function breaks the limits of time or memory, only that call fails, with
+   `function_failed`.
+4. A new revision gets a new child, which has nothing of the old one.
+5. Design documents whose functions recently broke the limits share half of the children, so they
+   do not delay others. A new revision of such a document counts like the old one.
 
-Elsewhere: what the functions are (`views.core.design.design_code`), the child
-(`views.aio.sandbox.process`), who calls when (`databases.design_functions`).
+Elsewhere: the functions (`views.core.design.design_code`), the child
+(`views.aio.sandbox.process`), callers (`databases.design_functions`).
 Source: CouchDB's query server.
 """
 

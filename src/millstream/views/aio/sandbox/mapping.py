@@ -1,17 +1,17 @@
-"""Map and reduce functions of a design document behind one interface, whatever their language.
+"""Map and reduce functions of a design document behind one interface for all languages.
 
     mapper = open_mapper(design)
     mapped = mapper.map([document_text(key, value), ...])
 
 Invariants:
-1. No document makes a mapper raise: what a function cannot take becomes a MapError.
-2. Keys come out in canonical JSON text: no spaces, integral numbers without fraction, so that
-   equal keys of equal form have equal texts in both languages.
+1. No document makes a mapper raise: a failure of a function becomes a MapError.
+2. Keys are canonical JSON text: no spaces, integral numbers without fraction. So equal keys of
+   equal form have equal texts in both languages.
 
 Elsewhere: the JavaScript process (`views.aio.sandbox.process`), the registry of Python functions
 (`views.core.design.registered`), texts of documents (`views.core.design.documents`), rows for an
-index
-(`millstream.views.aio.indexing.index_mapping`), built-in reduces (`views.core.reduce.values`).
+index (`millstream.views.aio.indexing.index_mapping`), built-in reduces
+(`views.core.reduce.values`).
 """
 
 from __future__ import annotations

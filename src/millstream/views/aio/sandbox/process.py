@@ -1,23 +1,23 @@
-"""JavaScript of design documents, run in a child process that can do nothing else.
+"""Runs JavaScript of design documents in a child process without any rights.
 
-The child has an empty environment, no file it could open, no network, no rights, and limits of
-time and memory; every call on it has a deadline, after which it is killed. Blocking; one thread
-at a time. Serves Spark's Python workers as well as threads beside an asyncio loop.
+The child has an empty environment, no files, no network, and limits of time and memory. Each call
+has a deadline, after which the child is killed. Calls block, and one thread at a time may use a
+child. Spark's Python workers use it as well as threads beside an asyncio loop.
 
 Invariants:
-1. A document that breaks the limits, or the child, costs its own rows and nobody else's: the
-   batch is tried again in parts until only the guilty document is left, and that alone in a child
-   that has run nothing else. What runs out of time alone is tried once more, as the machine may
-   have stood still; not often in a row, as most of these have no end.
-2. An exception in one map function costs the rows of that view for that document.
-3. Built-in objects are frozen before document code is compiled, and a reply that is not what was
-   asked for counts as a failure of the batch: no document spoils the rows of another.
-4. The child ends with its parent: by signal, and by the end of its input.
+1. A document that breaks the limits, or crashes the child, loses only its own rows. The batch is
+   repeated in parts until one document is left, and that document alone in a new child. A document
+   that ran out of time alone gets a second try, because the machine may have been busy; the number
+   of second tries in a row is bounded.
+2. An exception in a map function loses the rows of that view for that document.
+3. Built-in objects are frozen before code of a document is compiled. A reply that does not match
+   the request is a failure of the batch. So no document changes the rows of another.
+4. The child ends with its parent: by a signal, and at the end of its input.
 5. The other functions of a design document (`call`) are isolated in the same way: a call that
-   breaks the limits fails, and the calls beside it do not.
+   breaks the limits fails alone.
 
-Elsewhere: the child's own program (`child`), the JavaScript around the functions of a
-design document (`runner.js`), Python functions (`views.aio.sandbox.mapping`).
+Elsewhere: the program of the child (`child`), the JavaScript around the functions of a design
+document (`runner.js`), Python functions (`views.aio.sandbox.mapping`).
 """
 
 from __future__ import annotations

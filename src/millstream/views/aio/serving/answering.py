@@ -1,16 +1,15 @@
-"""Answers one query from one snapshot of an index, in pieces, without holding up the loop.
+"""Answers one query from one snapshot of an index, in pieces.
 
 Invariants:
-1. The snapshot is closed when the answer has been made, given up, or has failed; a short answer
-   is made at once, and its snapshot closed before anything is sent.
-2. What may take long is done in a thread, piece by piece: where rows of unwanted partitions have
-   to be left out, and where a reduce function of the design document's own has to be called.
-   Otherwise the loop is given back after every chunk, and every `ANSWER_TURN_S_MAX` within one.
-3. An error before the first chunk is raised; a later one ends the answer.
+1. The snapshot is closed when the answer is complete, abandoned or failed. A short answer is made
+   at once, and its snapshot is closed before anything is sent.
+2. Slow work runs in a thread, piece by piece: leaving out rows of unwanted partitions, and calling
+   reduce functions of the design document. Other work yields to the event loop after each chunk,
+   and at least every `ANSWER_TURN_S_MAX` within a chunk.
+3. An error before the first chunk is raised. A later error ends the answer.
 
-Elsewhere: what is answered (`views.core.query.executor`), who keeps a snapshot's nodes, and for
-how long (`views.core.index.commits`), waiting for an index to be up to date
-(`views.aio.indexing.indexing`).
+Elsewhere: rows and groups (`views.core.query.executor`), how long a snapshot's nodes are kept
+(`views.core.index.commits`), waiting for an index (`views.aio.indexing.indexing`).
 """
 
 from __future__ import annotations

@@ -1,12 +1,12 @@
-"""What the engine tells the index process of a bucket, and which nodes are read because of it.
+"""The order that the engine sends to the index process for one bucket, and the nodes to read.
 
 Invariants:
-1. An order says everything, each time: whoever missed one needs nothing but the next.
-2. Other nodes are logged in to as nodes of the cluster are.
+1. Each order is complete, so a process that missed one needs only the next.
+2. The index process logs in to other nodes as a node of the cluster.
 3. In a managed cluster the index map decides what is indexed here and who answers for what
    (`OwnedParts`). The data map decides where each partition is read.
 
-Elsewhere: who tells (`node.indexes`), what is done about it (`hosted_bucket`).
+Elsewhere: who sends orders (`node.indexes`), what is done with them (`hosted_bucket`).
 """
 
 from __future__ import annotations

@@ -1,13 +1,12 @@
-"""Queries of buckets whose partitions lie on several nodes, asked of any of them.
+"""Queries of buckets whose partitions are on several nodes, sent to any of them.
 
 Invariants:
-1. Who is asked for what is decided by one state of the bucket's map for all partitions, as the
-   engine told it last; a partition that no node is said to have is not left out silently. In a
-   managed cluster that map is the index map.
-2. A part that another node asks for is answered from here alone.
+1. One version of the bucket's map decides which node is asked for which partition: the last one
+   from the engine, in a managed cluster the index map. A partition without a node is an error.
+2. The part that another node asks for is answered from the indexes here alone.
 3. While an answer is merged, the index here whose functions merge it stays open.
 
-Elsewhere: asking and merging (`views.aio.serving.gathering`), the way to other nodes
+Elsewhere: asking and merging (`views.aio.serving.gathering`), connections to other nodes
 (`views.aio.serving.node_link`), the indexes here (`views.aio.serving.hosted_bucket`).
 """
 

@@ -1,18 +1,19 @@
-"""Asks all nodes that have a part of a view, and makes one answer of theirs, as they arrive.
+"""Asks all nodes that have a part of a view, and merges their answers while they arrive.
 
 Invariants:
-1. Every partition is answered for by exactly one node, by one map: the data map, or in a managed
-   cluster the index map. Where a node does not answer for a partition any more, the map is looked
-   at again and the whole query is repeated, at most `QUERY_TRIES_MAX` times; nothing has been
-   answered before all have agreed. An answer never has rows of several tries.
-2. Where one node has everything, what it answers passes through as it is.
-3. Of each node at most one chunk is held here, whatever the size of the answer.
-4. A node that does not answer in time, or breaks off, fails the query, or with on_error=continue
-   is named in `errors` behind the rows of the others. So is one that does not answer for its
-   partitions in the last try, in a managed cluster.
-5. Whatever happens, every stream that was opened is closed.
+1. Each partition is answered by exactly one node, by one map: the data map, or in a managed
+   cluster the index map. If a node no longer answers for a partition, the map is read again and
+   the whole query is repeated, at most `QUERY_TRIES_MAX` times. Nothing is sent before all nodes
+   have agreed, so an answer never has rows of several tries.
+2. If one node has all partitions, its answer is passed on unchanged.
+3. At most one chunk of each node is held here, whatever the size of the answer.
+4. A node that does not answer in time, or breaks off, fails the query. With on_error=continue it
+   is listed in `errors` after the rows of the others. In a managed cluster that is also so for a
+   node that does not answer for its partitions in the last try.
+5. Every opened stream is closed, also after errors and cancellation.
 
-Elsewhere: merging (`views.core.query.merging`), a node's own part (`views.aio.serving.answering`).
+Elsewhere: merging (`views.core.query.merging`), the part of one node
+(`views.aio.serving.answering`).
 """
 
 from __future__ import annotations

@@ -1,18 +1,18 @@
-"""The indexes of one bucket in the index process: which there are, what is asked of them.
+"""The indexes of one bucket in the index process, and the queries of them.
 
 Invariants:
-1. There is one index per signature that a design document has; documents of equal signature share
-   it, and a document that is renamed keeps it.
-2. An index that no design document has any more is closed once nobody reads it. Its files stay
-   until `clean_up`, so that a document which comes back finds them.
-3. A damaged index is set aside and built anew. One that cannot be begun, or cannot be told which
-   partitions it answers for, is closed and tried again later. Others go on.
-4. Nothing of a bucket is opened twice, or by two at once.
-5. An index that takes long to open, as functions do that loop while they are compiled, holds up no
-   other: it is opened beside them, and only queries of it wait.
+1. There is one index per signature of a design document. Documents with equal signatures share it,
+   and a renamed document keeps it.
+2. An index without a design document is closed when its last reader ends. Its files stay until
+   `clean_up`, so that a document that returns finds them.
+3. A damaged index is set aside and rebuilt. An index that cannot start, or whose partition states
+   cannot be set, is closed and retried later. Other indexes are not affected.
+4. No index is opened twice, or by two callers at once.
+5. An index that opens slowly (its functions may loop while they are compiled) delays no other: it
+   is opened in the background, and only its own queries wait.
 
-Elsewhere: what the engine says (`bucket_order`), one index (`hosted_index`), keeping them fresh
-(`indexing`), answers (`answering`), the calls (`index_host`).
+Elsewhere: orders of the engine (`bucket_order`), one index (`hosted_index`), updates
+(`indexing`), answers (`answering`), calls (`index_host`).
 """
 
 from __future__ import annotations

@@ -1,13 +1,13 @@
-"""One index that is open in the index process: its files, its functions, who reads it.
+"""One open index in the index process: its files, its functions and its readers.
 
 Invariants:
-1. Its files are closed only when nobody reads them, and removed only when they are closed.
-2. What cannot be used is set aside beside the others, once, and built anew; also what ended this
-   process several times, if it is found to be damaged then.
-3. Functions of the design document's own run in two sandboxes: one for building, one for queries,
-   so that a query never waits for a build's.
+1. Its files are closed after its last reader, and removed after they are closed.
+2. An unusable index is set aside once and rebuilt. So is one that crashed this process several
+   times, if a check finds damage.
+3. Functions of the design document run in two sandboxes, one for building and one for queries, so
+   that queries never wait for a build.
 
-Elsewhere: which indexes there are (`hosted_bucket`), how they are kept fresh (`indexing`).
+Elsewhere: the set of indexes (`hosted_bucket`), updates (`indexing`).
 """
 
 from __future__ import annotations

@@ -1,12 +1,12 @@
-"""What the index process does for the engine: keeps the indexes of all buckets, answers calls.
+"""The index process: keeps the indexes of all buckets and answers the calls of the engine.
 
 Invariants:
-1. A bucket is known by its uuid: one made again under an old name has nothing of the old one.
-2. One bucket's trouble is no other's: buckets are told and asked independently.
-3. When a bucket was dropped nothing of it is open any more.
+1. Buckets are identified by uuid: a recreated bucket has nothing of the old one.
+2. Buckets are independent: a failure of one affects no other.
+3. After a bucket was dropped nothing of it is open.
 
 Elsewhere: one bucket (`hosted_bucket`), the socket (`index_server`), the process
-(`node.processes.index_child`), how a query is answered, by one node (`answering`) and by several
+(`node.processes.index_child`), answers of one node (`answering`) and of several
 (`distributed_queries`).
 """
 

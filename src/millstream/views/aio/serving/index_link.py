@@ -1,11 +1,11 @@
-"""The engine's side of the socket to the index process: calls, and answers as they stream.
+"""The engine's side of the socket to the index process: calls, and streamed answers.
 
 Invariants:
-1. A connection has one call at a time; there are at most `LINKS_MAX`. The queries of one design
-   document have `SHARE_MAX` of them. A call waits for a free one for at most `WAIT_S`.
-2. An answer given up before its end closes its connection, which cancels the call over there.
-3. Nothing more is read while `HELD_BYTES_MAX` of an answer wait for whoever reads it.
-4. When the index process is gone every call under way ends with `index_unavailable`.
+1. A connection has one call at a time. There are at most `LINKS_MAX` connections, and at most
+   `SHARE_MAX` for the queries of one design document. A call waits at most `WAIT_S` for one.
+2. Abandoning an answer closes its connection, which cancels the call in the index process.
+3. Reading stops while `HELD_BYTES_MAX` of an answer wait for the reader.
+4. If the index process ends, every running call fails with `index_unavailable`.
 
 Elsewhere: the frames (`views.core.index_messages`), the other side (`index_server`).
 """

@@ -1,14 +1,14 @@
-"""The index process's side of the socket: takes calls, streams answers.
+"""The index process's side of the socket: accepts calls and streams answers.
 
 Invariants:
-1. One call at a time per connection, and at most `CALLS_MAX` connections.
-2. A connection that closes cancels the call under way: whoever waits for it is gone.
+1. A connection has one call at a time, and there are at most `CALLS_MAX` connections.
+2. A closed connection cancels its running call.
 3. No more of an answer is made than its reader takes (`OUT_BYTES_MAX`).
-4. An error of any kind is an answer; one that nobody foresaw is logged here and tells nothing of
-   the inside. What fails before anything was sent is answered by the error alone.
+4. Every error is sent as an answer. An unexpected error is logged here, and its answer reveals no
+   details. If nothing was sent before, the error is the whole answer.
 
-Elsewhere: the frames (`views.core.index_messages`), the engine's side (`index_link`), what is done
-(`index_host`).
+Elsewhere: the frames (`views.core.index_messages`), the engine's side (`index_link`), what calls
+do (`index_host`).
 """
 
 from __future__ import annotations

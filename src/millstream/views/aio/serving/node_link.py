@@ -1,12 +1,12 @@
-"""Asks the indexes of another node, over its HTTP port, for its part of an answer.
+"""Asks another node, over its HTTP port, for its part of an answer.
 
 Invariants:
-1. What is not read yet of an answer is bounded by the connection's buffer; the other node makes no
-   more than is taken.
-2. An answer that is cut off, and a node that cannot be reached, is `node_failed`, of another class
-   where the node may have got the request; an error that it answers arrives with its code.
+1. Unread data of an answer is bounded by the buffer of the connection; the other node makes no
+   more than is read.
+2. An interrupted answer and an unreachable node are `node_failed`. The error class says whether
+   the node may have received the request. An error that the node answers keeps its code.
 
-Elsewhere: the page that is asked (`gateway.aio.peers.part_pages`), merging
+Elsewhere: the page on the other node (`gateway.aio.peers.part_pages`), merging
 (`views.aio.serving.gathering`).
 """
 

@@ -1,13 +1,14 @@
-"""Indexes of a bucket that are being opened, beside those that are open already.
+"""Opens indexes of a bucket in the background.
 
-Opening compiles functions, and such may loop.
+Opening compiles functions, which may loop.
 
 Invariants:
-1. Nothing is opened twice, or by two at once.
-2. New indexes are waited for `OPEN_WAIT_S` together; a later one is taken in when it is there.
-3. What is opened and wanted no more is given to who closes it.
+1. No index is opened twice, or by two callers at once.
+2. An order waits at most `OPEN_WAIT_S` for all its new indexes together. An index that takes
+   longer is added when it is open.
+3. An index that is opened and no longer wanted is handed over to be closed.
 
-Elsewhere: which indexes there are (`hosted_bucket`), one index (`hosted_index`).
+Elsewhere: the set of indexes (`hosted_bucket`), one index (`hosted_index`).
 """
 
 from __future__ import annotations

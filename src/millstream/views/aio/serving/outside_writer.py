@@ -1,24 +1,23 @@
-"""Writers of an index outside this process: Spark pipelines.
+"""Calls of Spark pipelines that write an index outside this process.
 
-A design document with `"engine": "spark"` has its index written by a pipeline; one that the node
-keeps may have a build offered to one (`views.core.index.offers`). The indexer here stands back
-meanwhile
-and only says which partitions there are, cleans and compacts. The pipeline asks over HTTP, and the
-calls end here:
+A pipeline writes the index of a design document with `"engine": "spark"`. A build of an index
+that the node writes may also be offered to a pipeline (`views.core.index.offers`). Meanwhile the
+indexer here sets the states of partitions, cleans and compacts, and does nothing else. The
+pipeline sends these calls over HTTP:
 
-    take_over    become the writer: a fencing number, and where the index stands
-    judge        go back where the source refuses positions; where the index stands then
-    keep         the writer is at work: what it staged stays; which files those are
+    take_over    become the writer; returns a fencing number, and the positions of the index
+    judge        roll back where sources refuse positions; returns the positions
+    keep         the writer is working: its staged files stay; returns their names
     place, staged    a file of rows or documents, see `staging`
-    load         the first commit, from sorted rows, or one instead of all that is there
+    load         the first commit, from sorted rows, or one that replaces all rows
     publish      a later commit, from documents
 
 Invariants:
-1. A call that names another fencing number than the newest changes nothing (`index_fenced`).
-2. Parts are judged as the source judges now, asked for after the call came: by the rule of
-   `views.core.index.publishing` for both kinds of commits.
-3. Nobody becomes the writer of an index that its node is to keep, or keeps again by then.
-4. Names of files are all that a commit is told of rows: it is as short as the partitions are many.
+1. A call with another fencing number than the newest changes nothing (`index_fenced`).
+2. Parts are judged by the current answer of the sources, requested after the call came, and by the
+   rule of `views.core.index.publishing`, for both kinds of commits.
+3. A pipeline cannot become the writer of an index that the node writes, or writes again.
+4. A commit names files, not rows, so its size depends only on the number of partitions.
 
 Elsewhere: the pages (`gateway.aio.queries.index_pages`), the pipeline
 (`millstream.pipelines.index`).

@@ -1,14 +1,15 @@
-"""Makes ahead what queries of a part of the partitions need, so that the first one is quick.
+"""Prepares reductions that queries of some of the partitions need, so that the first one is fast.
 
-Where a node does not answer for all partitions that an index has rows of (some have moved away,
-replicas are indexed ahead), a reduction needs something of every row. That is read here, in a
-thread, and kept (`trees.core.columns`, `trees.core.filtered`); after commits what they changed.
+If a node does not answer for all partitions that an index has rows of (some were moved away,
+replicas are indexed in advance), a reduction needs a value of every row. These values are read
+here in a thread and kept (`trees.core.columns`, `trees.core.filtered`). After commits only the
+changed ones are read.
 
 Invariants:
-1. One index at a time, and none that was prepared as it is now.
-2. Reduce functions of a design document's own are not called: queries would wait for them.
+1. One index is prepared at a time, and none whose prepared state is current.
+2. Reduce functions of design documents are not called, because queries would wait for them.
 
-Elsewhere: which indexes there are (`hosted_bucket`), one index (`hosted_index`).
+Elsewhere: the set of indexes (`hosted_bucket`), one index (`hosted_index`).
 """
 
 from __future__ import annotations

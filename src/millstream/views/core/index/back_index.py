@@ -1,13 +1,13 @@
-"""The back-index: which rows a document has in which tree; a change takes the old ones out.
+"""The back-index: the rows of each document in each tree, so that a change can remove them.
 
     key    partition (u16), document id
     value  msgpack [[tree, [encoded key, ...]], ...], trees and encoded keys ascending
 
 Invariants:
-1. A document has an entry if and only if it has a row; the entry names exactly its rows.
-2. Keys start with the partition, so that cleaning a partition finds whole subtrees here.
-3. What did not change makes no operation on the back-index; a row that is as it was makes one on
-   its tree, which writes nothing for it.
+1. A document has an entry if and only if it has a row, and the entry names exactly its rows.
+2. Keys start with the partition, so cleaning a partition finds whole subtrees.
+3. An unchanged entry causes no operation on the back-index. An unchanged row causes one on its
+   tree, which writes nothing.
 
 Elsewhere: bytes of rows (`views.core.rows`), the tree pass (`trees.core`).
 """

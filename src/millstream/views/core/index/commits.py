@@ -1,21 +1,21 @@
-"""Commits of an index: kept headers, free lists, snapshots that are read, numbers of nodes.
+"""Commits of an index: kept headers, free lists, open snapshots, and numbers of nodes.
 
-A snapshot holds its root as a kept one does: as long as it is open, nodes that it needs stay, for
-a bounded time. So a query sees one commit from beginning to end, for minutes if need be, and
-holds no transaction of the store open meanwhile.
+An open snapshot keeps the nodes of its root, like a kept header, for a bounded time. So a query
+sees one commit from beginning to end, for minutes if necessary, and holds no transaction of the
+store open.
 
 Invariants:
-1. Every node of every kept root, and of every root that an open snapshot reads, is stored.
-2. Commit numbers and node numbers never go back; within a process a node number is given once,
-   also where its commit failed: caches never meet another node under the same number.
+1. Every node of every kept root, and of every root of an open snapshot, is stored.
+2. Commit numbers and node numbers never decrease. Within a process a node number is used once,
+   even if its commit failed, so caches never find another node under the same number.
 3. A free list runs once all kept and open roots are of its commit or a later one.
-4. Going back drops the free lists of what it discards, and frees every number given since the
-   older header.
-5. A commit that failed has changed nothing.
-6. A snapshot opened beside a commit is of a header that is kept after it, or is of the next one:
-   it is counted first, and then it looks whether its header is still kept.
+4. A rollback drops the free lists of the discarded commits, and frees all node numbers used since
+   the older header.
+5. A failed commit has changed nothing.
+6. A snapshot opened during a commit has a header that is still kept, or the next one: it is
+   counted first, and then checks whether its header is still kept.
 
-Elsewhere: what is changed by a commit (`views.core.index.index`), how much is kept
+Elsewhere: what a commit changes (`views.core.index.index`), how much is kept
 (`views.core.index.kept_roots`).
 """
 

@@ -1,17 +1,17 @@
-"""Reads every partition once, as of one moment each, for indexes that have nothing yet.
+"""Reads one snapshot of every partition, for the first build of indexes.
 
     build = FirstBuild(partitions)
     send(build.connect(name))
     build.receive_data(read())
     while (batch := build.take_batch()): ...    # mapped and sorted
-    build.whole                                 # partition -> what the index then has
+    build.whole                            # partition -> position of the index after the build
 
 Invariants:
-1. A document comes at most once of each partition in `whole`: a partition whose snapshot was begun
-   anew, cut off or rolled back is in `left_out`, its rows are void, and it stays at the beginning.
-2. At most `STREAMS_MAX` partitions are under way; what is gathered is bounded by
-   `GATHERED_BYTES_MAX` beside one read.
-3. After a lost connection the partitions of which nothing had come are read over the next one.
+1. A document of a partition in `whole` comes at most once. A partition whose snapshot was begun
+   again, interrupted or rolled back is in `left_out`: its rows are void, and its position stays 0.
+2. At most `STREAMS_MAX` partitions are read at a time, and gathered changes are bounded by
+   `GATHERED_BYTES_MAX` plus one read.
+3. After a lost connection the next one reads the partitions of which nothing had arrived.
 
 Elsewhere: later changes (`views.core.index.indexer`), sorting (`views.aio.indexing.sorting`).
 

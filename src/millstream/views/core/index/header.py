@@ -1,15 +1,15 @@
-"""The header of an index: one durable commit of all its trees, and what is brought into them.
+"""The header of an index: one durable commit of all its trees, and the positions it contains.
 
 Invariants:
 1. `positions`, `failover_logs` and `purge_seqnos` have exactly the active and passive partitions.
-2. Rows of an active or passive partition equal the source up to its position, on the history that
-   the position names, unless the partition is void: then its rows in the trees count for nothing
-   and its position is 0. Rows of partitions in cleanup count for nothing either.
-3. A position is judged by `model.position.rollback_seqno` and by nothing else.
-4. A header never changes; the one with the largest commit number is in force.
+2. Rows of an active or passive partition equal the source up to the partition's position, on the
+   history that the position names. If the partition is void, its rows count for nothing and its
+   position is 0. Rows of partitions in cleanup count for nothing either.
+3. `model.position.rollback_seqno` is the only rule that judges a position.
+4. A header never changes. The one with the largest commit number is in force.
 
 Elsewhere: what a commit may do (`views.core.index.publishing`, `views.core.index.rollback`), the
-bytes as they are kept (docs/reference/index-format.md).
+bytes on disk (docs/reference/index-format.md).
 """
 
 from __future__ import annotations

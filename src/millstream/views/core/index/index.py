@@ -1,20 +1,19 @@
-"""One index: its trees, its headers kept to go back to, and everything that makes a commit.
+"""One index: its trees, its kept headers, and all operations that make a commit.
 
-Everything that changes the index is one commit of the store, made from the newest header: parts
-of changed documents, a first build, other states, a rollback, a step of the cleaning, another
-writer. Methods that commit are called one at a time; snapshots may be opened and read meanwhile,
-from any thread.
+Every change of the index is one commit of the store, made from the newest header: parts of changed
+documents, a first build, new states, a rollback, a cleaning step, a new writer. Methods that
+commit are called one at a time. Snapshots may be opened and read at any time from any thread.
 
 Invariants:
-1. Only the writer that holds the fencing number publishes; fencing numbers never go back.
-2. What the parts of a commit change in a tree, and the cleaning of their void partitions, is one
-   pass over that tree.
-3. States are the last ones that were set; cleanup ends only when no tree has a row of the
-   partition any more, or when the partition is wanted again: then it is void.
+1. Only the writer with the newest fencing number publishes. Fencing numbers never decrease.
+2. The changes of a commit in a tree, and the cleaning of their void partitions, are one pass over
+   that tree.
+3. States are the last ones that were set. A cleanup ends when no tree has a row of the partition,
+   or when the partition is wanted again; then it is void.
 
-Elsewhere: what is kept and let go (`views.core.index.commits`), which parts are published
-(`views.core.index.publishing`), what a rollback takes from where (`views.core.index.rollback`),
-old rows of changed documents (`views.core.index.back_index`), the tree (`trees.core`), disk
+Elsewhere: what is kept and freed (`views.core.index.commits`), which parts are published
+(`views.core.index.publishing`), rollback (`views.core.index.rollback`), old rows of changed
+documents (`views.core.index.back_index`), the tree (`trees.core`), disk
 (`views.aio.indexing.index_store`).
 """
 

@@ -1,14 +1,14 @@
-"""Offline verification of an index: every node of every kept root, and how they agree.
+"""Offline verification of an index: every node of every kept root, and their agreement.
 
-What is checked: headers are of one index, their commits grow; the newest commit's trees are whole
-(order, counts, sets of partitions, reductions, sizes of nodes); the back-index names exactly the
-rows of the trees; nodes of older kept roots are there and are what was written; free lists name
-nothing that a root from their commit on needs.
+Checked are: all headers are of one index and their commits grow; the newest commit's trees are
+complete (order, counts, sets of partitions, reductions, sizes of nodes); the back-index names
+exactly the rows of the trees; nodes of older kept roots are there and unchanged; free lists name
+no node that a root of their commit or a later one needs.
 
 Invariants:
 1. Nothing is changed.
 2. A node that several roots share is read once for all older roots together.
-3. Reductions by functions of the design document's own are believed: nothing here runs them.
+3. Reductions by functions of the design document are not verified, because no function runs here.
 
 Elsewhere: what a tree must be (`trees.core.check`), the directory
 (`views.aio.indexing.index_check`).

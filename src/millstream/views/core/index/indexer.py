@@ -1,25 +1,28 @@
-"""What an indexer reads and when it commits: decisions, without connections, threads and clock.
+"""Decides what an indexer reads and when it commits, without connections, threads and clock.
 
-Indexes of a bucket that stand near each other are read for together, as a *group*, over one
-connection; `plan` says which. What a group is sent goes through a `Feed`:
+Indexes of a bucket at near positions form a *group*, which is read over one connection; `plan`
+makes the groups. A `Feed` takes what the source sends to a group:
 
-    feed = Feed(starts, window_bytes=...)      # asks for the streams
-    feed.receive_data(read(), now)             # gathers what comes
+    feed = Feed(starts, window_bytes=...)      # requests the streams
+    feed.receive_data(read(), now)             # gathers changes
     if feed.due_in(now, is_awaited=...) == 0:
         parts = feed.take_parts(now)           # to be mapped and committed
 
+Words: a *place* is where an index is in one partition (position and failover log). A
+*part* is a range of changes of one partition, with the places where it begins and ends.
+
 Invariants:
-1. Of each partition only whole snapshots are taken, in order, each from where the one before
-   ended; only a snapshot which alone fills the buffer is taken in pieces, whose position says so.
-2. A stream that ends, is refused or asks for a rollback ends the feed: positions are judged by
-   the source before a new one begins, so that there is one way to roll back.
-3. What is gathered is bounded by `GATHERED_BYTES_MAX`, beside one read: `is_full`, and nothing is
-   read before something was committed.
-4. A group is read for from the lowest place of its members in each partition: publishing again
-   what an index has is harmless, what it lacks is never skipped.
-5. Indexes that run together are not parted, so that groups do not come and go.
-6. An index that lacks far more than it has is built anew from sorted rows; each such build makes
-   it several times as large, so that there are few of them.
+1. Whole snapshots of each partition are taken, in order, each from the end of the one before. Only
+   a snapshot that fills the buffer alone is taken in pieces, whose positions say so.
+2. A stream that ends, is refused or asks for a rollback ends the feed. The source judges positions
+   before a new feed begins, so there is one path to a rollback.
+3. Gathered changes are bounded by `GATHERED_BYTES_MAX` plus one read: while `is_full`, nothing is
+   read before a commit.
+4. A group is read from the lowest place of its members in each partition. Publishing a change
+   again is harmless, and no change is skipped.
+5. Indexes of a group are not separated again, so that groups do not change all the time.
+6. An index that lacks far more than it has is rebuilt from sorted rows. Each rebuild makes it
+   several times as large, so there are few.
 
 Elsewhere: the first build (`views.core.index.first_build`), connections and threads
 (`views.aio.indexing.indexing`), what a commit is (`views.core.index.index`).
@@ -254,6 +257,11 @@ class Feed:
         """Why this feed brings nothing more; empty while it does."""
         self.is_denied = False
         """The user may not read, and asking again is in vain."""
+
+    @property
+    def is_read(self) -> bool:
+        """Whether it brings nothing more."""
+        return bool(self.ended)
 
     @property
     def is_full(self) -> bool:

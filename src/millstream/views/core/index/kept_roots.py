@@ -1,19 +1,19 @@
-"""Which headers are kept to go back to, and when the nodes that they hold are let go.
+"""Decides which headers are kept for rollbacks, and when nodes of old roots are freed.
 
-A commit's free list names the nodes that no root from that commit on needs. It may run once every
-root that is kept, or being read, is of that commit or a later one.
+The free list of a commit names the nodes that no root of that commit or a later one needs. It may
+run when every kept root, and every root being read, is of that commit or a later one.
 
-Kept are the newest headers by count, and of older ones some, spaced in time: what a source can
-lose is what it had not flushed, so that a root some seconds older nearly always serves, and one
-ten minutes older is what is left to hope for.
+The newest headers are kept by count, and some older ones, spaced in time. A source can lose only
+what it had not flushed, so a root that is some seconds older nearly always serves. One that is ten
+minutes older is the last resort.
 
 Invariants:
-1. At least `newest_min` headers are kept, at most `roots_max`, beyond those none older than
-   `age_ms_max`, and each of these at least `spacing_ms` younger than the one before.
-2. What is kept once stays until it is too old, or too much waits for it: a header is never
-   dropped only to be missed by the spacing later.
-3. Nodes that only older roots need are at most `waiting_nodes_min` or as many as the newest root
-   has, whichever is more, unless `newest_min` headers need more.
+1. At least `newest_min` headers and at most `roots_max` are kept. Of the older ones none is older
+   than `age_ms_max`, and each is at least `spacing_ms` younger than the one before.
+2. A kept header stays until it is too old, or too many nodes wait for it. So the spacing has no
+   gaps later.
+3. The nodes that only older roots need are at most the larger of `waiting_nodes_min` and the
+   number of nodes of the newest root, unless `newest_min` headers need more.
 
 Elsewhere: when a commit is made (`views.core.index.index`).
 """

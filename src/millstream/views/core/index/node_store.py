@@ -1,12 +1,11 @@
-"""What an index asks of the place where its nodes, headers and free lists are kept.
+"""The interface of a store of nodes, headers and free lists.
 
-Invariants a store keeps:
-1. A commit is one step: after a kill at any moment either all of it is there or nothing.
-2. A node never changes; its number is never used for another one that a kept root can reach.
-3. Reading is allowed from any thread at any time, also beside a commit or a copy.
+Invariants of a store:
+1. A commit is atomic: after a kill at any moment all of it is there or nothing.
+2. A node never changes. Its number is not used for another node while a kept root can reach it.
+3. Reading is allowed from any thread at any time, also during a commit or a copy.
 
-Elsewhere: LMDB (`views.aio.indexing.index_store`), who decides what is kept
-(`views.core.index.index`).
+Elsewhere: LMDB (`views.aio.indexing.index_store`), what is kept (`views.core.index.index`).
 """
 
 from __future__ import annotations

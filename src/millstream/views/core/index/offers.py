@@ -2,20 +2,20 @@
 
     nothing -- large, a pipeline is attached --> offered -- taken --> taken -- built --> nothing
                                                     |                   |
-                                    nobody took it, or its pipeline went away
+                                  no pipeline took it, or its pipeline left
                                                     v                   v
                                               declined: the node builds it
 
-A pipeline is attached for as long as it asks what is offered; each time it says what it builds.
+A pipeline is attached as long as it asks for offers. With each request it reports what it builds.
 
 Invariants:
-1. A build is held up for at most `OFFER_S` where nobody takes it, for as long before where it is
-   not known yet whether it is large, and for `ATTACHED_S` after its pipeline was last heard to do
-   it.
-2. Offered is what is known to be large and to be built now, and nothing is declined that was not.
-3. One that was declined is not offered again for `DECLINED_S`: the node does it.
+1. A build waits at most `OFFER_S` for a pipeline, before that at most as long until its size is
+   known, and `ATTACHED_S` after its pipeline last reported it.
+2. Only builds that are known to be large and needed now are offered, and only offered builds are
+   declined.
+3. A declined build is not offered again for `DECLINED_S`; the node does it.
 
-Elsewhere: who asks whether to build (`views.aio.indexing.indexing`), who takes it
+Elsewhere: who asks whether to build (`views.aio.indexing.indexing`), who takes a build
 (`views.aio.serving.outside_writer`), the pipeline (`millstream.pipelines.index.offered`).
 
 Source: docs/design/0017-views-on-spark.md.

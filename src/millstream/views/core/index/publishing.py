@@ -1,17 +1,18 @@
-"""Which parts of a writer's commit are published, judged partition by partition.
+"""Decides, partition by partition, which parts of a commit are published.
 
 A part is published if and only if
 1. the partition is active or passive here;
 2. it was read to the end under its lease;
-3. the rollback rule accepts the end that it names, and the position the index has;
-4. it joins: its start is the index's position itself, or not above that position's snap_start;
-5. it goes on: the index's seqno is below its end.
+3. the rollback rule accepts the end of the part, and the position of the index;
+4. it joins: its start is the position of the index, or not above that position's snap_start;
+5. it adds changes: the seqno of the index is below the end of the part.
 Otherwise its rows are left out, the position stays, and the partition is read again from there.
 
-Why "not above snap_start" (4): inside a snapshot the index is complete up to snap_start only. A
-part that starts between the two would leave a snap_start that the rows below do not keep.
+The reason for "not above snap_start" in 4: inside a snapshot the index is complete only up to
+snap_start. A part that starts above it would give the index a snap_start that its rows below do
+not reach.
 
-Elsewhere: the fencing number, which is judged for the whole commit (`views.core.index.index`).
+Elsewhere: the fencing number, which is checked for the whole commit (`views.core.index.index`).
 """
 
 from __future__ import annotations

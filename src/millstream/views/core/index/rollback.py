@@ -1,19 +1,19 @@
-"""Rollback of an index: a new commit of an older root, or partitions filled anew from 0.
+"""Rollback of an index: a new commit of an older root, or partitions that are refilled from 0.
 
 Invariants:
-1. The older header taken is the newest one in which every partition that is active or passive now
-   has a position that the rollback rule accepts.
-2. A header that lacks such a partition, or has it in cleanup, does not serve.
-3. From the older header come roots, positions, failover logs, purge seqnos and void partitions;
-   from the newest one states, fencing number, writer and next node number. Partitions that the
-   newest header had dropped, or has in cleanup, are in cleanup: the older trees have their rows.
-4. Where no kept header serves, the partitions concerned alone are void: position 0, their rows
-   count for nothing and are cleaned in the tree pass that fills them again.
+1. The older header is the newest one in which the rollback rule accepts the positions of all
+   partitions that are active or passive now.
+2. A header without such a partition, or with it in cleanup, is not used.
+3. The older header gives roots, positions, failover logs, purge seqnos and void partitions. The
+   newest one gives states, fencing number, writer and next node number. Partitions that the newest
+   header dropped, or has in cleanup, are in cleanup, because the older trees have their rows.
+4. If no kept header can be used, only the refused partitions become void: position 0, and their
+   rows count for nothing and are removed in the tree pass that fills them again.
 
-Partitions whose source is not asked (`judged` lacks them) stand where they are: going back is
-harmless for them, and their next stream request judges them.
+Partitions whose source was not asked (missing in `judged`) keep their position in the older
+header: that is harmless, and their next stream request judges it.
 
-Elsewhere: which nodes that lets go (`views.core.index.index`).
+Elsewhere: which nodes are freed (`views.core.index.index`).
 """
 
 from __future__ import annotations

@@ -1,18 +1,18 @@
-"""Staged files: what a writer outside the index process hands over before a commit, as bytes.
+"""The bytes of staged files, which an outside writer uploads before a commit.
 
-A file is blocks: length (u32), crc32 of the body (u32), body; the last one has no body. A body is
-msgpack:
+A file is a sequence of blocks: length (u32), crc32 of the body (u32), body. The last block has no
+body. A body is msgpack:
 
     rows         [[key, partition, value], ...]                      sorted by key, over the file
     documents    [[partition, id, [[tree, encoded key, JSON key, JSON value], ...]], ...]
 
-Rows are those of the back-index or of one tree, for a first build; documents are those that
-changed, for a later commit.
+Rows are those of the back-index or of one tree, for a first build. Documents are the changed ones,
+for a later commit.
 
 Invariants:
-1. A file that is cut, or of which a byte differs, is refused before its last block is taken.
+1. A truncated file, or one with a changed byte, is refused before its last block is used.
 
-Elsewhere: where they are (`views.aio.indexing.staging`), who makes them
+Elsewhere: their place (`views.aio.indexing.staging`), who makes them
 (`millstream.pipelines.index`).
 """
 

@@ -1,17 +1,17 @@
 """Queries over the trees of an index: which rows or groups are answered, piece by piece.
 
 Invariants:
-1. Rows are answered of wanted partitions only: those asked for, which must all be active here.
-2. Every emit is a row: it is counted by total_rows, offset, skip and limit, also where a document
-   emits equal keys repeatedly.
-3. Turned round, the rows of a descending query are those of the ascending one, emits included.
-4. A piece is made of one leaf, or of at most `GROUPS_PER_PIECE_MAX` groups, and there is one, if
-   need be empty, for each key of a list: whoever takes pieces has the word every millisecond or
-   two. Nothing is read before it is asked for, and nothing behind what `limit` lets through.
+1. Only rows of the requested partitions are answered. All of them must be active here.
+2. Every emit is a row: total_rows, offset, skip and limit count it, even if a document emits equal
+   keys repeatedly.
+3. The rows of a descending query are those of the ascending one in reverse, emits included.
+4. A piece is made of one leaf, or of at most `GROUPS_PER_PIECE_MAX` groups. Each key of a list has
+   a piece, which may be empty. So the caller gets control every millisecond or two. Nothing is
+   read before it is needed, and nothing after `limit`.
 
 Elsewhere: parameters (`views.core.query.parameters`), the answer as text
-(`views.core.query.rendering`), answers of
-several nodes (`views.core.query.merging`), reduce functions (`views.core.reduce.reductions`).
+(`views.core.query.rendering`), answers of several nodes (`views.core.query.merging`), reduce
+functions (`views.core.reduce.reductions`).
 """
 
 from __future__ import annotations

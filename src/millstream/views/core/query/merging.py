@@ -1,17 +1,17 @@
-"""One answer out of the parts that several nodes give: rows merged by key, groups reduced again.
+"""Merges the parts of several nodes into one answer: rows by key, groups by reducing again.
 
-A part's rows come sorted. Whatever is not behind the nearest of the last rows received, node by
-node, can be given out: nothing that comes later stands before it.
+The rows of a part are sorted. A row can be sent if it is not after the smallest of the last rows
+received from each node, because no later row comes before it.
 
 Invariants:
-1. The rows or groups given out are those that one node with all partitions would answer, in the
-   same order (in any order if the query is not sorted).
-2. Of each node at most one message waits here that another node holds up: whoever feeds this asks
-   only for those that `waiting` names.
-3. `skip` and `limit` are applied here and nowhere else; each node is asked for both together.
-4. All parts are of one index: of another signature none is taken.
+1. The answer equals that of one node with all partitions, in the same order (in any order if the
+   query is not sorted).
+2. At most one message of each node waits here for another node: the caller reads only from the
+   nodes in `waiting`.
+3. `skip` and `limit` are applied only here; each node is asked for the sum of both.
+4. All parts are of one index: a part with another signature is refused.
 
-Elsewhere: the parts (`views.core.query.partial_answers`), asking for them
+Elsewhere: the parts (`views.core.query.partial_answers`), requests
 (`views.aio.serving.gathering`).
 """
 

@@ -1,17 +1,16 @@
 """What a query waits for: `at`, a vector of positions, and when an index has reached it.
 
-A vector names per partition a position, or the token of a write (uuid, seqno), which counts as
-the position [uuid, seqno, seqno, seqno]. As JSON it is an object from partition number to such a
-list; an answer with `update_seq` names the vector of its rows as one opaque text.
+A vector has for each partition a position, or the token of a write (uuid, seqno), which means the
+position [uuid, seqno, seqno, seqno]. As JSON it is an object from partition number to such a list.
+An answer with `update_seq` has the vector of its rows as one opaque text.
 
 Invariants:
-1. A partition has reached seqno s when the index's position is closed and its seqno is at least
-   s, or its snap_start is: within a partial snapshot the write looked for may still be hidden;
-   and only if the history of the index contains s on the branch that is asked for.
-2. What a partition's source does not have any more is never waited for: positions are judged by
-   the one rule (`model.position.rollback_seqno`); the purge point is not compared for tokens.
-3. A text made here is decoded to the same vector; no text makes the decoder raise anything but
-   a `UsageError`.
+1. An index has reached seqno s of a partition if its position is closed and its seqno is at least
+   s, or if its snap_start is at least s (inside a snapshot the write may still be missing). The
+   history of the index must also contain s on the requested branch.
+2. A query never waits for a write that the source no longer has: `model.position.rollback_seqno`
+   judges positions. The purge point is not compared for tokens.
+3. A text made here is decoded to the same vector. Any other text is decoded or a `UsageError`.
 
 Elsewhere: the waiting (`views.aio`), the position vector of an index (its header).
 """

@@ -51,7 +51,7 @@ async def test_steps_are_done_to_the_end_by_one_task_in_spite_of_failures() -> N
     assert not len(tasks)
 
 
-async def test_damage_ends_it_and_is_told() -> None:
+async def test_damage_ends_cleaning_and_is_reported() -> None:
     tasks, damage = Tasks(), list[str]()
     clean = Cleaning(tasks, lambda signature, error: damage.append(signature))
     dirty = Dirty(CorruptionError("a page is bad"), True)
@@ -60,7 +60,7 @@ async def test_damage_ends_it_and_is_told() -> None:
     assert (damage, dirty.outcomes) == (["one"], [True])
 
 
-async def test_what_is_forgotten_is_cleaned_no_more() -> None:
+async def test_a_forgotten_index_is_no_longer_cleaned() -> None:
     tasks = Tasks()
     clean = Cleaning(tasks, lambda signature, error: None)
     dirty = Dirty(*[False] * 1000)

@@ -19,7 +19,7 @@ def rows_of(partition: int, count: int) -> MappedChanges:
 
 
 @pytest.mark.parametrize("bytes_max", [first_rows.SORT_BYTES_MAX, 2000])
-def test_rows_come_in_order_but_for_partitions_left_out_and_leave_no_file(
+def test_rows_are_sorted_without_left_out_partitions_and_leave_no_file(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, bytes_max: int
 ) -> None:
     monkeypatch.setattr(first_rows, "SORT_BYTES_MAX", bytes_max)
@@ -36,7 +36,7 @@ def test_rows_come_in_order_but_for_partitions_left_out_and_leave_no_file(
     assert list(tmp_path.iterdir()) == []
 
 
-def test_failures_are_counted_and_few_are_kept(tmp_path: Path) -> None:
+def test_failures_are_counted_and_the_last_are_kept(tmp_path: Path) -> None:
     rows = FirstRows(1, tmp_path)
     for n in range(100):
         rows.add(MappedChanges([], [(n % 2, MapFailure(0, f"d{n}", "it is bad"))]))

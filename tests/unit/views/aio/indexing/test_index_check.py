@@ -40,7 +40,7 @@ def test_all_indexes_of_a_directory_are_checked_and_left_as_they_are(tmp_path):
     assert checks[found.name].kept_roots == 6
 
 
-def test_a_bit_that_turned_is_found(tmp_path):
+def test_a_flipped_bit_is_found(tmp_path):
     folder = tmp_path / SHAPE.signature
     store = filled_index(folder)
     store.close()
@@ -64,7 +64,7 @@ def test_an_index_of_another_signature_is_reported(tmp_path):
     assert "is damaged" in found.damage
 
 
-def test_a_page_that_ends_who_reads_it_is_damage(tmp_path):
+def test_a_page_that_crashes_the_reader_is_damage(tmp_path):
     folder = tmp_path / SHAPE.signature
     filled_index(folder).close()
     file = folder / "1" / "data.mdb"
@@ -84,7 +84,7 @@ def test_a_child_that_is_killed_is_damage(tmp_path, monkeypatch):
     assert (found.signature, "ended with 1;" in found.damage) == (SHAPE.signature, True)
 
 
-def test_an_index_that_ended_its_readers_is_checked_before_it_is_opened_again(tmp_path):
+def test_an_index_that_crashed_its_readers_is_checked_before_reopening(tmp_path):
     folder = tmp_path / SHAPE.signature
     note_open(folder)
     filled_index(folder).close()
@@ -102,7 +102,7 @@ def test_an_index_that_ended_its_readers_is_checked_before_it_is_opened_again(tm
     note_open(folder)
 
 
-def test_what_the_child_prints_is_what_was_found(tmp_path, capfdbinary):
+def test_the_child_prints_its_findings(tmp_path, capfdbinary):
     folder = tmp_path / SHAPE.signature
     filled_index(folder).close()
     main(str(folder))

@@ -110,7 +110,7 @@ def test_rows_of_documents_by_tree(mapper):
     assert found.failures == []
 
 
-def test_a_map_that_fails_loses_its_own_rows_only(mapper):
+def test_a_failing_map_loses_only_its_own_rows(mapper):
     by_n, key = trees_of(mapper)
     found = mapped(mapper, put(b"x", {"n": [1], "bad": 1}), put(b"y", {"n": [1]}))
     assert [[row[0] for row in document.rows] for document in found.documents] == [
@@ -121,7 +121,7 @@ def test_a_map_that_fails_loses_its_own_rows_only(mapper):
     assert "bad document" in failure.message
 
 
-def test_bad_keys_lose_the_rows_of_their_tree_only(mapper):
+def test_bad_keys_lose_only_rows_of_their_tree(mapper):
     by_n, key = trees_of(mapper)
     deep: object = 1
     for _ in range(250):
@@ -190,7 +190,7 @@ def test_reducers_run_own_functions_where_the_maps_run(mapper):
     assert reducer.finalize(number, reducer.merge(number, [partial] * 2)) == 6
 
 
-def test_what_does_not_compile_or_is_not_registered_is_refused():
+def test_uncompilable_and_unregistered_functions_are_refused():
     for language, source in (("javascript", "function ("), ("python", "registered:nobody")):
         design = parse_design({"language": language, "views": {"a": {"map": source}}}, "d")
         with pytest.raises(UsageError):
@@ -209,7 +209,7 @@ VALUES = st.recursive(
 @settings(max_examples=budget(30))
 @given(batch=st.lists(st.tuples(st.binary(max_size=3), st.binary(max_size=9) | VALUES.map(
     lambda value: json.dumps({"key": value, "n": [value]}).encode())), max_size=8))  # fmt: skip
-def test_both_languages_make_the_same_of_any_values(both, batch):
+def test_both_languages_give_equal_rows_for_any_values(both, batch):
     frames = [mutation(1, key, value, 7, 4, 1, 0, 0, 0) for key, value in batch]
     answers = []
     for mapper in both:
@@ -231,7 +231,7 @@ def both():
         mapper.close()
 
 
-def test_what_was_stopped_in_the_middle_is_mapped_again_after_resume():
+def test_an_interrupted_batch_is_mapped_again_after_resume():
     loops = "function (d) { if (d.loops) for (;;); emit(d._id); }"
     mapper = IndexMapper(parse_design({"views": {"v": {"map": loops}}}, "d"), UUID)
     raised = []
@@ -258,7 +258,7 @@ def test_what_was_stopped_in_the_middle_is_mapped_again_after_resume():
     mapper.close()
 
 
-def test_a_stop_in_the_course_of_resume_is_not_lost(monkeypatch):
+def test_a_stop_during_resume_is_not_lost(monkeypatch):
     design = parse_design({"views": {"v": {"map": "function (d) { emit(1); }"}}}, "d")
     mapper = IndexMapper(design, UUID)
     mapper.stop()

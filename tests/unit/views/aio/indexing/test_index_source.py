@@ -1,19 +1,17 @@
 """What the node that is read says of its partitions."""
 
-import asyncio
 from collections.abc import AsyncIterator
 from pathlib import Path
 
 import pytest
 
-from millstream.errors import AccessError, RemoteProtocolError, StreamError, UnavailableError
+from millstream.errors import AccessError, StreamError, UnavailableError
 from millstream.model.cluster_maps import DataRecord, MapKey
 from millstream.upr.aio.link import Link
 from millstream.views.aio.indexing.index_source import (
     Histories,
     ReadableCopies,
     ask_copies,
-    open_source,
 )
 from millstream.wire.mcbp import Opcode, Packet, cut_packets
 from support.views.indexed_bucket import BUCKET, PARTITIONS, IndexedBucket
@@ -48,7 +46,7 @@ class Watched:
 async def test_histories_highs_and_states(bucket: IndexedBucket) -> None:
     await bucket.put({f"d{n}": [n] for n in range(100)})
     link = bucket.link()
-    await open_source(link, BUCKET, bucket.node.bucket(BUCKET).uuid)
+    await link.open_bucket(bucket.node.bucket(BUCKET).uuid)
     watched = Watched(link)
 
     found = await ask_copies(watched, range(PARTITIONS))  # type: ignore[arg-type]
@@ -80,7 +78,7 @@ async def test_histories_highs_and_states(bucket: IndexedBucket) -> None:
 async def test_a_source_that_may_not_serve_says_so(bucket: IndexedBucket) -> None:
     await bucket.put({"d": [1]})
     source, link = bucket.node.bucket(BUCKET), bucket.link()
-    await open_source(link, BUCKET, source.uuid)
+    await link.open_bucket(source.uuid)
     found = await ask_copies(link, range(PARTITIONS))
     found.check_served(range(PARTITIONS))
     alone, shared = (DataRecord(MapKey(2, 1), "a", 1, (row,)) for row in (("a",), ("a", "b")))
@@ -95,29 +93,19 @@ async def test_a_source_that_may_not_serve_says_so(bucket: IndexedBucket) -> Non
     await link.close()
 
 
-async def test_another_bucket_of_the_name_and_none_are_errors(bucket: IndexedBucket) -> None:
+async def test_another_bucket_of_that_name_and_a_missing_one_are_errors(
+    bucket: IndexedBucket,
+) -> None:
     link = bucket.link()
     with pytest.raises(StreamError, match="created again"):
-        await open_source(link, BUCKET, "another")
+        await link.open_bucket("another")
     await link.close()
 
     await bucket.node.delete_bucket(BUCKET)
     link = bucket.link()
     with pytest.raises(AccessError):
-        await open_source(link, BUCKET, "another")
+        await link.open_bucket("another")
     await link.close()
-
-
-async def test_a_server_of_another_kind_is_refused(bucket: IndexedBucket) -> None:
-    link = bucket.link()
-
-    async def no_features() -> frozenset[int]:
-        return frozenset()
-
-    link.open = no_features  # type: ignore[method-assign]
-    with pytest.raises(RemoteProtocolError, match="not a Millstream node"):
-        await open_source(link, BUCKET, "")
-    await asyncio.sleep(0)
 
 
 async def test_in_a_managed_cluster_no_source_of_a_lower_branch_is_read(
@@ -125,7 +113,7 @@ async def test_in_a_managed_cluster_no_source_of_a_lower_branch_is_read(
 ) -> None:
     await bucket.put({"d": [1]})
     link = bucket.link()
-    await open_source(link, BUCKET, bucket.node.bucket(BUCKET).uuid)
+    await link.open_bucket(bucket.node.bucket(BUCKET).uuid)
     histories = Histories()
     histories.is_guarded = True
     found = await ask_copies(link, range(PARTITIONS), histories=histories)

@@ -72,7 +72,7 @@ async def test_a_first_build_and_changes_come_from_both(tmp_path: Path) -> None:
         assert await bucket.indexer._ask() is known
 
 
-async def test_one_that_is_down_costs_its_own_partitions_only(
+async def test_an_unreachable_source_affects_only_its_partitions(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(indexing, "LOOK_S", 0.02)
@@ -106,7 +106,7 @@ async def test_one_that_is_down_costs_its_own_partitions_only(
         bucket.check()
 
 
-async def test_partitions_that_move_to_another_source_are_read_on(tmp_path: Path) -> None:
+async def test_reading_continues_at_the_new_source_of_a_moved_partition(tmp_path: Path) -> None:
     async with IndexedBucket(tmp_path) as bucket:
         halves = Halves(bucket)
         low, high = halves.sources()
@@ -123,7 +123,7 @@ async def test_partitions_that_move_to_another_source_are_read_on(tmp_path: Path
         assert bucket.indexer.work().rollbacks == 0
 
 
-async def test_a_copy_that_is_active_at_its_source_no_longer_is_not_read(tmp_path: Path) -> None:
+async def test_a_copy_no_longer_active_at_its_source_is_not_read(tmp_path: Path) -> None:
     """What is written since is elsewhere: the replica here would be taken for all there is."""
     async with IndexedBucket(tmp_path) as bucket:
         sources = Halves(bucket).sources()
@@ -145,22 +145,22 @@ async def test_a_copy_that_is_active_at_its_source_no_longer_is_not_read(tmp_pat
         assert index.newest.states[3] == "active"
 
 
-async def test_a_dead_source_does_not_hold_up_the_ones_that_replace_it(
+async def test_a_dead_source_does_not_delay_its_replacement(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     async with IndexedBucket(tmp_path) as bucket:
         await bucket.put(some(50))
         await bucket.add()
         await bucket.updated()
-        real, is_asked = index_sources.open_source, asyncio.Event()
+        real, is_asked = Link.open_bucket, asyncio.Event()
 
-        async def dead(link: Link, *args: str) -> None:
+        async def dead(link: Link, bucket_uuid: str) -> None:
             if link.address == "nobody":
                 is_asked.set()
                 await asyncio.Event().wait()
-            await real(link, *args)
+            await real(link, bucket_uuid)
 
-        monkeypatch.setattr(index_sources, "open_source", dead)
+        monkeypatch.setattr(Link, "open_bucket", dead)
         halves = Halves(bucket)
         halves.down = {"low", "high"}
         async with asyncio.timeout(60):
@@ -173,7 +173,7 @@ async def test_a_dead_source_does_not_hold_up_the_ones_that_replace_it(
         assert bucket.indexer._asker.failure_of(0) is None
 
 
-async def test_lines_are_closed_whatever_happens(
+async def test_connections_are_closed_after_errors_and_cancellation(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     async with IndexedBucket(tmp_path) as bucket:
@@ -204,7 +204,7 @@ async def test_lines_are_closed_whatever_happens(
         assert all(one._writer is None for one in made)
 
 
-async def test_whoever_asks_a_dead_node_does_not_hold_up_the_end(tmp_path: Path) -> None:
+async def test_a_question_to_a_dead_node_does_not_delay_the_close(tmp_path: Path) -> None:
     has_come = asyncio.Event()
 
     async def silent(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:

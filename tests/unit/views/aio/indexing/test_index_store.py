@@ -75,7 +75,7 @@ def test_the_number_of_a_node_is_given_once(path):
     ("signature", "collation", "why"),
     [("another", "collation", "signature"), ("signature", "another", "collation")],
 )
-def test_what_belongs_to_another_definition_is_built_anew(path, signature, collation, why):
+def test_an_index_of_another_definition_is_rebuilt(path, signature, collation, why):
     store = opened(path)
     store.commit(StoreCommit(0, b"header", nodes(1)))
     store.close()
@@ -88,7 +88,7 @@ def test_what_belongs_to_another_definition_is_built_anew(path, signature, colla
     store.close()
 
 
-def test_another_format_is_built_anew(path, monkeypatch):
+def test_an_index_of_another_format_is_rebuilt(path, monkeypatch):
     store = opened(path)
     store.commit(StoreCommit(0, b"header", nodes(1)))
     store.close()
@@ -99,7 +99,7 @@ def test_another_format_is_built_anew(path, monkeypatch):
 
 
 @pytest.mark.parametrize("damage", ["cut", "zeros", "empty"])
-def test_damage_says_what_to_do(path, damage):
+def test_an_error_about_damage_says_what_to_do(path, damage):
     store = opened(path)
     store.commit(StoreCommit(0, b"header", nodes(*range(1, 200))))
     store.close()
@@ -170,7 +170,7 @@ def test_compaction_gives_space_back_while_commits_go_on(path):
     store.close()
 
 
-def test_a_compaction_that_was_not_finished_leaves_nothing(path):
+def test_an_unfinished_compaction_leaves_no_files(path):
     store = opened(path)
     store.commit(StoreCommit(0, b"header 0", nodes(*range(1, 100))))
     assert not store.compact_step(10)
@@ -185,7 +185,7 @@ def test_a_compaction_that_was_not_finished_leaves_nothing(path):
 
 
 @pytest.mark.parametrize("fails", ["_copy_some", "_take_place"])
-def test_a_compaction_that_fails_is_given_up(path, monkeypatch, fails):
+def test_a_failed_compaction_is_abandoned(path, monkeypatch, fails):
     store = opened(path)
     store.commit(StoreCommit(0, b"header 0", nodes(1, 2)))
     with monkeypatch.context() as patch:
@@ -225,7 +225,7 @@ def test_the_old_environment_stays_if_the_new_name_is_not_durable(path, monkeypa
     store.close()
 
 
-def test_two_generations_after_a_kill_the_larger_one_counts(path):
+def test_after_a_kill_the_newer_of_two_generations_counts(path):
     store = opened(path)
     store.commit(StoreCommit(0, b"header 0", nodes(1)))
     store.close()
@@ -237,7 +237,7 @@ def test_two_generations_after_a_kill_the_larger_one_counts(path):
     store.close()
 
 
-def test_an_index_that_finds_no_room_in_the_process_is_not_damaged(path, tmp_path):
+def test_lack_of_address_space_is_not_damage(path, tmp_path):
     small = opened(path)
     small.commit(StoreCommit(0, b"header 0"))
     small.close()

@@ -57,7 +57,7 @@ async def test_first_build_then_changes(bucket: IndexedBucket) -> None:
     assert (errors.total, errors.last) == (1, (("d00003", "it is bad"),))
 
 
-async def test_an_index_is_not_fresh_by_a_source_that_may_not_serve(bucket: IndexedBucket) -> None:
+async def test_an_isolated_source_does_not_count_as_current(bucket: IndexedBucket) -> None:
     await bucket.put(some(10))
     await bucket.add()
     await bucket.updated()
@@ -77,7 +77,7 @@ async def until(condition: Callable[[], bool]) -> None:
             await asyncio.sleep(0.005)
 
 
-async def test_an_index_is_kept_fresh_though_nobody_waits(
+async def test_an_automatic_index_is_updated_without_queries(
     bucket: IndexedBucket, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(indexer, "COMMIT_S", 0.01)
@@ -90,7 +90,7 @@ async def test_an_index_is_kept_fresh_though_nobody_waits(
     assert bucket.indexer.progress()[0].phase == "incremental"
 
 
-async def test_one_that_is_not_kept_fresh_sleeps_until_somebody_waits(
+async def test_an_index_without_automatic_updates_sleeps_until_a_query(
     bucket: IndexedBucket,
 ) -> None:
     await bucket.put(some(20))
@@ -201,7 +201,7 @@ async def test_an_index_that_falls_far_behind_is_built_anew(
     bucket.check("one")
 
 
-async def test_a_build_that_is_not_taken_is_not_tried_for_ever(
+async def test_a_failing_rebuild_is_not_retried_for_ever(
     bucket: IndexedBucket, loads: list[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     await bucket.put(some(60))
@@ -241,7 +241,7 @@ async def test_an_index_that_cannot_be_built_anew_catches_up_all_the_same(
     assert len(tries) == 1
 
 
-async def test_one_far_behind_reads_for_itself_until_they_meet(
+async def test_an_index_far_behind_reads_alone_until_it_catches_up(
     bucket: IndexedBucket, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     for module in (indexer, indexing):
@@ -287,7 +287,7 @@ async def test_an_indexer_goes_on_after_a_restart(bucket: IndexedBucket) -> None
     assert sum(bucket.mappers["one"].calls) == 30
 
 
-async def test_a_node_that_lost_its_tail_rolls_the_index_back(tmp_path: Path) -> None:
+async def test_a_source_that_lost_changes_rolls_the_index_back(tmp_path: Path) -> None:
     async with IndexedBucket(tmp_path, flush_interval_ms=100_000) as bucket:
         await bucket.put(some(300), "persisted")
         await bucket.add()
@@ -306,7 +306,7 @@ async def test_a_node_that_lost_its_tail_rolls_the_index_back(tmp_path: Path) ->
         assert sum(bucket.mappers["one"].calls) < 300 + 101 + 50
 
 
-async def test_what_the_source_has_lost_is_not_answered(
+async def test_rows_of_lost_changes_are_not_answered(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Nothing is wanted of an empty partition, but its rows are still in the index for a while."""
@@ -321,7 +321,7 @@ async def test_what_the_source_has_lost_is_not_answered(
         assert bucket.rows() == []
 
 
-async def test_what_was_found_up_to_date_is_so_until_something_changes(
+async def test_an_index_found_current_stays_so_until_a_change(
     bucket: IndexedBucket,
 ) -> None:
     """Asked again and again, it does not look at every partition; and it misses nothing."""
@@ -359,7 +359,7 @@ def tmp_files(bucket: IndexedBucket) -> list[Path]:
     return [path for path in bucket.folder.iterdir() if path.name.startswith("tmp")]
 
 
-async def test_partitions_come_flip_and_go(bucket: IndexedBucket) -> None:
+async def test_partitions_are_added_flipped_and_removed(bucket: IndexedBucket) -> None:
     await bucket.put(some(400))
     await bucket.indexer.set_partitions([0, 1, 2], [3])
     await bucket.add()
@@ -389,7 +389,7 @@ async def test_partitions_come_flip_and_go(bucket: IndexedBucket) -> None:
     bucket.check()
 
 
-async def test_a_frozen_partition_stands_where_it_is_and_is_answered_from(
+async def test_a_frozen_partition_is_not_updated_but_is_answered_from(
     bucket: IndexedBucket,
 ) -> None:
     await bucket.put(some(100))
@@ -411,7 +411,7 @@ async def test_a_frozen_partition_stands_where_it_is_and_is_answered_from(
     bucket.check()
 
 
-async def test_a_replica_is_read_ahead_and_is_not_all_there_is(bucket: IndexedBucket) -> None:
+async def test_a_replica_is_read_in_advance(bucket: IndexedBucket) -> None:
     await bucket.put(some(100))
     await bucket.add()
     await bucket.node.engine.set_partition_state("docs", 3, PartitionState.REPLICA)
@@ -437,7 +437,7 @@ async def test_a_deleted_bucket_of_the_same_name_is_another_one(bucket: IndexedB
     await until(lambda: "created again" in bucket.indexer.progress()[0].error)
 
 
-async def test_a_source_that_is_gone_is_tried_again(
+async def test_a_lost_source_is_retried(
     bucket: IndexedBucket, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     await bucket.put(some(10))
@@ -458,7 +458,7 @@ async def test_a_source_that_is_gone_is_tried_again(
     assert bucket.indexer.progress()[0].error == ""
 
 
-async def test_who_waits_too_long_is_told_what_was_not_reached(bucket: IndexedBucket) -> None:
+async def test_a_timeout_names_the_positions_not_reached(bucket: IndexedBucket) -> None:
     await bucket.put(some(10))
     await bucket.add()
     await bucket.updated()
@@ -469,7 +469,7 @@ async def test_who_waits_too_long_is_told_what_was_not_reached(bucket: IndexedBu
     assert caught.value.code == "timeout"
 
 
-async def test_a_write_that_was_lost_is_never_waited_for(bucket: IndexedBucket) -> None:
+async def test_a_query_never_waits_for_a_lost_write(bucket: IndexedBucket) -> None:
     await bucket.put(some(100))
     await bucket.add()
     await bucket.updated()
@@ -496,7 +496,7 @@ async def test_snapshots_larger_than_the_buffer_are_committed_in_pieces(
     bucket.check()
 
 
-async def test_an_index_that_is_removed_is_forgotten(bucket: IndexedBucket) -> None:
+async def test_a_removed_index_is_forgotten(bucket: IndexedBucket) -> None:
     await bucket.put(some(10))
     for signature in ("one", "two"):
         await bucket.add(signature)
@@ -510,7 +510,7 @@ async def test_an_index_that_is_removed_is_forgotten(bucket: IndexedBucket) -> N
     bucket.check("two")
 
 
-async def test_who_waits_for_an_index_that_is_removed_is_told(bucket: IndexedBucket) -> None:
+async def test_a_query_waiting_for_a_removed_index_gets_an_error(bucket: IndexedBucket) -> None:
     await bucket.put(some(20))
     await bucket.add("one")
     await bucket.add("two")
@@ -530,7 +530,7 @@ async def test_who_waits_for_an_index_that_is_removed_is_told(bucket: IndexedBuc
         assert raised.value.code == "index_unavailable"
 
 
-async def test_an_index_that_is_removed_beside_a_commit_is_not_committed(
+async def test_an_index_removed_during_a_commit_is_not_committed(
     bucket: IndexedBucket, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     await bucket.put(some(20))
@@ -561,7 +561,7 @@ async def test_an_index_that_is_removed_beside_a_commit_is_not_committed(
     assert bucket.indexes["two"].newest.commit == commit
 
 
-async def test_groups_and_indexes_may_go_while_another_group_ends(
+async def test_groups_and_indexes_may_end_at_the_same_time(
     bucket: IndexedBucket, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     plan, is_joining = indexer.plan, False
@@ -601,7 +601,7 @@ async def test_groups_and_indexes_may_go_while_another_group_ends(
         bucket.check(name)
 
 
-async def test_an_index_removed_while_it_is_loaded_does_not_cost_others_their_build(
+async def test_removing_an_index_during_a_load_keeps_other_builds(
     bucket: IndexedBucket, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     load = indexing.ServedIndex.load
@@ -624,7 +624,7 @@ async def test_an_index_removed_while_it_is_loaded_does_not_cost_others_their_bu
     assert sum(bucket.mappers["two"].calls) == 50, "it was read once"
 
 
-async def test_many_who_wait_are_served_by_few_commits(bucket: IndexedBucket) -> None:
+async def test_many_waiting_queries_share_few_commits(bucket: IndexedBucket) -> None:
     await bucket.put(some(10))
     await bucket.add()
     await bucket.updated()
@@ -715,7 +715,7 @@ class Walk:
 
 
 @pytest.mark.parametrize("seed", range(4))
-async def test_whatever_happens_rows_are_those_of_the_documents(
+async def test_rows_match_the_documents_in_random_schedules(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, seed: int
 ) -> None:
     monkeypatch.setattr(indexer, "COMMIT_S", 0.003)

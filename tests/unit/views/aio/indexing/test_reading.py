@@ -66,7 +66,7 @@ async def test_a_first_build_goes_on_after_lost_connections(tmp_path: Path) -> N
 
 
 @pytest.mark.usefixtures("small_reads")
-async def test_a_first_build_that_never_succeeds_is_begun_anew_later(
+async def test_a_first_build_that_never_succeeds_restarts_later(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(reading, "CONNECTS_MAX", 2)
@@ -104,7 +104,7 @@ async def test_following_goes_on_where_the_index_stands(
         pytest.fail("the lines were not cut")
 
 
-async def test_an_index_is_built_once_there_is_a_node_to_read(tmp_path: Path) -> None:
+async def test_an_index_is_built_once_a_source_is_reachable(tmp_path: Path) -> None:
     async with IndexedBucket(tmp_path) as bucket:
         await bucket.put(some(50))
         await bucket.indexer.set_sources([])
@@ -118,7 +118,7 @@ async def test_an_index_is_built_once_there_is_a_node_to_read(tmp_path: Path) ->
         bucket.check()
 
 
-async def test_copies_that_cannot_be_read_are_looked_for(tmp_path: Path) -> None:
+async def test_unreadable_copies_are_looked_for_again(tmp_path: Path) -> None:
     async with IndexedBucket(tmp_path) as bucket:
         await bucket.put(some(200))
         hidden = {2, 5}

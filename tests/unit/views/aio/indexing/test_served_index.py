@@ -57,7 +57,7 @@ def rows_of(index: Index) -> list[bytes]:
         return [key for leaf in snapshot.tree(0).scan(None, None) for key in leaf.keys]
 
 
-async def test_parts_are_mapped_and_published_with_what_failed(
+async def test_parts_are_published_with_their_failures(
     executor: ThreadPoolExecutor,
 ) -> None:
     served = served_of(executor)
@@ -100,7 +100,7 @@ async def test_a_refused_position_goes_back(executor: ThreadPoolExecutor) -> Non
     assert changed is not served.changed
 
 
-async def test_work_that_has_begun_is_finished_before_anything_else(
+async def test_started_work_is_finished_first(
     executor: ThreadPoolExecutor,
 ) -> None:
     served = served_of(executor)
@@ -127,7 +127,7 @@ async def test_work_that_has_begun_is_finished_before_anything_else(
     assert order == ["slow", "second"]
 
 
-async def test_rows_of_a_first_build_are_loaded_but_for_partitions_left_out(
+async def test_a_first_build_loads_rows_of_complete_partitions(
     executor: ThreadPoolExecutor, tmp_path: Path
 ) -> None:
     served = served_of(executor)
@@ -153,7 +153,7 @@ async def test_rows_of_a_first_build_are_loaded_but_for_partitions_left_out(
     assert not served.is_new
 
 
-async def test_failures_of_a_first_build_are_counted_and_few_are_kept(
+async def test_failures_of_a_first_build_are_counted_and_the_last_are_kept(
     executor: ThreadPoolExecutor, tmp_path: Path
 ) -> None:
     served = served_of(executor)
@@ -170,9 +170,7 @@ async def test_failures_of_a_first_build_are_counted_and_few_are_kept(
     assert [doc_id for doc_id, _ in errors.last] == [f"d{n}" for n in range(80, 100)]
 
 
-async def test_a_load_ends_when_the_index_is_given_up(
-    executor: ThreadPoolExecutor, tmp_path: Path
-) -> None:
+async def test_a_load_ends_with_its_index(executor: ThreadPoolExecutor, tmp_path: Path) -> None:
     served = served_of(executor)
     await served.begin([0], [])
     rows = FirstRows(1, tmp_path)
@@ -184,7 +182,7 @@ async def test_a_load_ends_when_the_index_is_given_up(
     rows.close()
 
 
-def test_the_rate_is_of_late(
+def test_the_rate_covers_the_last_seconds(
     executor: ThreadPoolExecutor, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     now = 100.0

@@ -53,7 +53,7 @@ def test_names_are_plain(staging: Staging, name: str) -> None:
         list(staging.rows(1, [name], lambda: None))
 
 
-def test_what_is_not_whole_or_of_another_writer_is_missing(staging: Staging) -> None:
+def test_incomplete_and_foreign_files_count_as_missing(staging: Staging) -> None:
     staging.place(1, "half").write_bytes(END)
     put(staging, 1, "whole", END)
     for fence, name in ((1, "half"), (2, "whole"), (1, "none")):
@@ -76,7 +76,7 @@ def test_files_go_with_their_commit_and_with_their_writer(
     Staging(tmp_path / "other").keep_only(2)  # nothing was ever staged
 
 
-def test_whole_files_that_no_commit_takes_go(staging: Staging, tmp_path: Path) -> None:
+def test_unused_complete_files_are_removed(staging: Staging, tmp_path: Path) -> None:
     staging.remove_whole(1)  # nothing was ever staged
     put(staging, 1, "of_a_task_that_failed", END)
     put(staging, 2, "of_another_writer", END)
@@ -87,7 +87,7 @@ def test_whole_files_that_no_commit_takes_go(staging: Staging, tmp_path: Path) -
     staging.finish(1, "coming")
 
 
-def test_files_of_a_silent_writer_go(
+def test_files_of_a_silent_writer_are_removed(
     staging: Staging, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     put(staging, 1, "a", END)
@@ -98,7 +98,7 @@ def test_files_of_a_silent_writer_go(
     assert not staging.expire()
 
 
-def test_there_is_a_bound_on_their_number(
+def test_the_number_of_staged_files_is_bounded(
     staging: Staging, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(module, "STAGED_FILES_MAX", 2)
@@ -109,7 +109,7 @@ def test_there_is_a_bound_on_their_number(
     assert caught.value.code == "too_many_runs"
 
 
-async def test_what_comes_is_written(tmp_path: Path) -> None:
+async def test_received_files_are_written(tmp_path: Path) -> None:
     await receive(tmp_path / "r", pieces_of(b"ab", b"c"))
     assert (tmp_path / "r").read_bytes() == b"abc"
 
@@ -130,7 +130,7 @@ async def test_a_file_that_is_cut_off_or_too_large_leaves_nothing(
     assert not await asyncio.to_thread(_names_in, tmp_path)
 
 
-async def test_a_full_disk_is_said_so(tmp_path: Path) -> None:
+async def test_a_full_disk_is_reported(tmp_path: Path) -> None:
     async def full() -> AsyncIterator[bytes]:
         yield b"ab"
         raise OSError(errno.ENOSPC, "no space")

@@ -31,7 +31,7 @@ def test_it_imports_only_the_standard_library_and_the_engine():
         (r'"a\udfffb"', "a\ufffdb"),
     ],
 )  # fmt: skip
-def test_half_pairs_are_replaced_and_backslashes_kept(text, whole):
+def test_lone_surrogates_are_replaced_and_backslashes_kept(text, whole):
     assert json.loads(_ESCAPES.sub(_well_formed, text)) == whole
 
 

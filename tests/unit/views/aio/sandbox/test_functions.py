@@ -105,7 +105,7 @@ async def test_changes_are_refused_one_by_one(pool):
 
 
 @pytest.mark.slow
-async def test_what_is_no_refusal_is_a_fault_of_the_function(pool):
+async def test_a_validation_that_throws_something_else_is_an_error_of_the_function(pool):
     kinds = ("wrong", "text", "own", "a", "loop", "eat", "a")
     found = await refusals(pool, *(({"type": kind}, None) for kind in kinds))
     assert [one and one.code for one in found] == [
@@ -118,7 +118,7 @@ async def test_what_is_no_refusal_is_a_fault_of_the_function(pool):
     assert "more memory" in str(found[5])
 
 
-async def test_a_validation_that_does_not_compile_lets_nothing_through(pool):
+async def test_a_validation_that_does_not_compile_rejects_all_documents(pool):
     code = code_of(validate_doc_update="function (")
     (found,) = await refusals(pool, ({"type": "a"}, None), code=code)
     assert found.code == "compilation_error"
@@ -196,7 +196,7 @@ async def test_updates_that_fail(pool, name, code):
     assert isinstance(caught.value, ConditionError) == (name == "none")
 
 
-async def test_children_are_few_and_none_serves_another_revision():
+async def test_child_processes_are_bounded_and_each_serves_one_revision():
     pool = FunctionPool(children_max=2)
     stateful = "function (doc) { seen = (typeof seen === 'undefined' ? 0 : seen) + 1;" \
                " return seen > 1; }"  # fmt: skip
@@ -212,7 +212,7 @@ async def test_children_are_few_and_none_serves_another_revision():
         pool.close()
 
 
-async def test_who_goes_away_leaves_the_child_usable(pool):
+async def test_a_cancelled_call_leaves_the_child_usable(pool):
     code = code_of(
         filters={"slow": "function () { for (;;); }", "fast": "function () { return 1; }"}
     )
@@ -224,7 +224,7 @@ async def test_who_goes_away_leaves_the_child_usable(pool):
     assert await pool.filter_batch(code, "fast", texts({}), b"{}") == [True]
 
 
-async def test_closing_ends_calls_under_way_and_those_that_wait():
+async def test_closing_ends_running_and_waiting_calls():
     pool = FunctionPool()
     code = code_of(filters={"slow": "function () { for (;;); }"})
     calls = [
@@ -252,7 +252,7 @@ async def test_closing_ends_calls_under_way_and_those_that_wait():
         "emit = null; rows = [1]; calls = null;",
     ],
 )
-async def test_no_call_changes_another(pool, poison):
+async def test_calls_do_not_affect_each_other(pool, poison):
     source = f"""function (doc, req) {{
         if (doc.bad) {{ {poison} }}
         return doc.n === req.query.n;
@@ -267,7 +267,7 @@ async def test_no_call_changes_another(pool, poison):
 
 
 @pytest.mark.slow
-async def test_functions_that_break_the_limits_hold_up_no_others_for_long(monkeypatch):
+async def test_functions_over_the_limits_delay_others_only_briefly(monkeypatch):
     pool = FunctionPool(children_max=2, time_limit_s=0.4, memory_bytes=64 * 1024 * 1024)
 
     def looping(name, rev="1-a"):

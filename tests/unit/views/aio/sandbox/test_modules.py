@@ -20,7 +20,7 @@ def test_modules_of_the_working_directory_are_found(tmp_path, monkeypatch):
 
 
 @pytest.mark.parametrize("source", [None, "1 / 0", "not python"])
-def test_what_cannot_be_imported_is_the_operators_fault(tmp_path, monkeypatch, source):
+def test_a_module_that_cannot_be_imported_is_a_configuration_error(tmp_path, monkeypatch, source):
     if source is not None:
         (tmp_path / "my_broken_functions.py").write_text(source)
     monkeypatch.chdir(tmp_path)

@@ -65,7 +65,7 @@ def test_an_exception_costs_the_rows_of_its_view_and_document_only():
         "try { for (;;); } catch (e) {}",
     ],
 )
-def test_only_the_guilty_document_is_lost(guilty):
+def test_only_the_failing_document_loses_its_rows(guilty):
     source = f"function (d) {{ if (d.n === 13) {{ {guilty} }} emit(d.n, 1); }}"
     with sandbox_of(source, time_limit_s=0.3) as js:
         mapped = js.map(texts(*({"_id": str(n), "n": n} for n in range(30))))
@@ -75,7 +75,7 @@ def test_only_the_guilty_document_is_lost(guilty):
     assert "limit" in mapped[13].errors[0].message
 
 
-def test_what_is_no_json_spoils_no_neighbour():
+def test_a_document_that_is_not_json_does_not_affect_others():
     documents = texts({"_id": "a"}, {"_id": "b"}, {"_id": "c"})
     documents[1] = b'{"_id":"x"},{"_id":"y"}'
     with sandbox_of("d => emit(d._id)") as js:
@@ -83,7 +83,7 @@ def test_what_is_no_json_spoils_no_neighbour():
     assert [[key for _, key, _ in rows(m)] for m in mapped] == [["a"], [], ["c"], [], [], ["a"]]
 
 
-def test_keys_and_values_that_are_no_json():
+def test_keys_and_values_that_are_not_json():
     source = """d => {
         if (d.n === 0) { const o = {}; o.self = o; emit(1, o); }
         if (d.n === 1) emit(undefined, undefined);
@@ -115,7 +115,7 @@ def test_a_document_is_frozen_for_the_next_view():
     ["Date.now()", "new Date()", "Date()", "Math.random()", "new Date(0).constructor.now()",
      "new (Object.getPrototypeOf(new Date(1)).constructor)()"],
 )  # fmt: skip
-def test_rows_cannot_depend_on_clock_or_dice(source):
+def test_rows_cannot_depend_on_clock_or_random_numbers(source):
     with sandbox_of(f"d => emit({source})") as js:
         (mapped,) = js.map(texts({}))
     assert not mapped.rows
@@ -128,7 +128,7 @@ def test_dates_of_documents_work_and_in_utc():
     assert rows(mapped) == [(0, [5, 1356998400000], None)]
 
 
-def test_nothing_of_the_machine_can_be_reached():
+def test_functions_see_no_names_of_the_machine():
     names = ["process", "require", "std", "os", "fetch", "XMLHttpRequest", "performance",
              "WeakRef", "Atomics", "millstream_map", "millstream_load", "navigator"]  # fmt: skip
     source = f"d => emit({json.dumps(names)}.filter(n => n in globalThis))"
@@ -158,7 +158,7 @@ def test_a_killed_child_is_replaced():
 
 
 @pytest.mark.parametrize("source", ["function (d) {", "1 + 1", "", "nonsense here"])
-def test_what_does_not_compile_is_refused(source):
+def test_functions_that_do_not_compile_are_refused(source):
     with sandbox_of(source) as js, pytest.raises(UsageError) as caught:
         js.compile()
     assert caught.value.code == "compilation_error"
@@ -175,7 +175,7 @@ def test_own_reduce_functions():
 
 
 @pytest.mark.slow
-def test_a_reduce_without_end_costs_its_own_group():
+def test_an_endless_reduce_fails_only_its_own_group():
     reduce = "(k, v) => { if (v[0] == 3) for (;;); return v.length; }"
     with sandbox_of("d => emit(1)", reduce=reduce, time_limit_s=0.3) as js:
         results = js.reduce(0, [(None, [n], True) for n in range(5)])
@@ -216,7 +216,7 @@ def test_maps_require_modules_of_the_design_document():
         ("views/lib/wrong", "SyntaxError"), ("views/lib/twice/length", "no module"),
     ],
 )  # fmt: skip
-def test_what_cannot_be_required_costs_the_rows_of_its_view(path, message):
+def test_a_module_that_cannot_be_required_fails_its_view(path, message):
     bad = f"d => {{ emit(0); if (d.n) require({json.dumps(path)}); }}"
     with sandbox_of(bad, "d => emit(d.n)", lib=LIB) as js:
         good, lost, again = js.map(texts({}, {"n": 1}, {"n": 2}))
@@ -227,7 +227,7 @@ def test_what_cannot_be_required_costs_the_rows_of_its_view(path, message):
 
 
 @pytest.mark.slow
-def test_a_module_without_end_costs_those_who_require_it():
+def test_an_endless_module_fails_the_views_that_require_it():
     source = "d => { if (d.n === 2) require('views/lib/loops'); emit(d.n); }"
     with sandbox_of(source, lib=LIB, time_limit_s=0.3) as js:
         mapped = js.map(texts(*({"n": n} for n in range(4))))
@@ -250,7 +250,7 @@ POISON = [
 
 @pytest.mark.parametrize("strict", ["", "'use strict';"])
 @pytest.mark.parametrize("poison", POISON)
-def test_no_document_changes_the_rows_of_another(poison, strict):
+def test_documents_do_not_affect_rows_of_others(poison, strict):
     source = f"""function (d) {{ {strict}
         if (d.bad) {{ {poison} }}
         log(d); emit([{{ n: d.n }}, Math.max(1, sum([d.n, 1]))], new Date(Date.UTC(2013, 0)));
@@ -266,7 +266,7 @@ def test_no_document_changes_the_rows_of_another(poison, strict):
 
 
 @pytest.mark.parametrize("poison", POISON)
-def test_no_reduce_call_changes_another(poison):
+def test_reduce_calls_do_not_affect_each_other(poison):
     reduce = f"(k, v) => {{ if (v[0] === 1) {{ {poison} }} return [sum(v), {{}}]; }}"
     with sandbox_of("d => emit(1)", reduce=reduce) as js:
         results = js.reduce(0, [(None, [n], True) for n in range(4)])
@@ -313,7 +313,7 @@ def stall(monkeypatch, *late):
     return asked
 
 
-def test_what_ran_out_of_time_alone_is_tried_again_in_a_fresh_child(monkeypatch):
+def test_a_document_that_timed_out_alone_is_retried_in_a_new_child(monkeypatch):
     asked = stall(monkeypatch, 0, 2, 3)
     with sandbox_of("d => emit(d.n)", reduce="(k, v) => sum(v)") as js:
         assert rows(js.map(texts({"n": 1}))[0]) == [(0, 1, None)]
@@ -325,7 +325,7 @@ def test_what_ran_out_of_time_alone_is_tried_again_in_a_fresh_child(monkeypatch)
     assert len(asked) == 5
 
 
-def test_what_has_no_end_is_not_tried_again_for_long(monkeypatch):
+def test_an_endless_function_is_retried_only_briefly(monkeypatch):
     asked = stall(monkeypatch, *range(1000))
     with sandbox_of("d => emit(d.n)", reduce="(k, v) => sum(v)") as js:
         js._start = lambda: setattr(js, "_child", None)
@@ -334,7 +334,7 @@ def test_what_has_no_end_is_not_tried_again_for_long(monkeypatch):
         assert len(asked) == 10 + SECOND_TRIES_MAX
 
 
-def test_second_tries_come_back_with_calls_that_are_answered(monkeypatch):
+def test_results_of_retries_come_with_later_answers(monkeypatch):
     monkeypatch.setattr(sandbox, "CALLS_PER_SECOND_TRY", 3)
     asked = stall(monkeypatch, *range(8), 11, 12)
     with sandbox_of("d => emit(d.n)", reduce="(k, v) => sum(v)") as js:
@@ -351,7 +351,7 @@ DEEP = b"[" * 100_000
 
 
 @pytest.mark.parametrize("reply", [b"[[,[]],[]]", b"[[7],[]]", b"[[],[]]", b"7", DEEP])
-def test_a_reply_to_a_map_that_is_none_costs_the_guilty_document(monkeypatch, reply):
+def test_a_malformed_map_reply_fails_only_its_document(monkeypatch, reply):
     spoil(monkeypatch, b'"guilty"', reply)
     names = ["a", "b", "guilty", "c", "d"]
     with sandbox_of("d => emit(d._id)") as js:
@@ -363,7 +363,7 @@ def test_a_reply_to_a_map_that_is_none_costs_the_guilty_document(monkeypatch, re
 
 
 @pytest.mark.parametrize("reply", [b"[]", b"[,]", b"[7]", b"[[]]", b"[[1,2,3]]", DEEP])
-def test_a_reply_to_a_reduce_that_is_none_costs_the_guilty_call(monkeypatch, reply):
+def test_a_malformed_reduce_reply_fails_only_its_call(monkeypatch, reply):
     spoil(monkeypatch, b"13", reply)
     with sandbox_of("d => emit(1)", reduce="(k, v) => v[0]") as js:
         results = js.reduce(0, [(None, [n], True) for n in (1, 2, 13, 3)])
@@ -372,7 +372,7 @@ def test_a_reply_to_a_reduce_that_is_none_costs_the_guilty_call(monkeypatch, rep
 
 
 @pytest.mark.parametrize("depth", [2_000, 100_000])
-def test_rows_that_are_nested_too_deeply_cost_their_own_document(depth):
+def test_rows_nested_too_deeply_fail_only_their_document(depth):
     nest = f"let o = 1; if (d.n === 2) for (let at = 0; at < {depth}; at++) o = [o];"
     with sandbox_of(f"d => {{ {nest} emit(d.n, o); }}") as js:
         mapped = js.map(texts(*({"n": n} for n in range(4))))
@@ -383,7 +383,7 @@ def test_rows_that_are_nested_too_deeply_cost_their_own_document(depth):
 @pytest.mark.parametrize(
     "source", ["(() => { while (true); })()", "'x'.repeat(1e9) + 'y', d => 1"]
 )
-def test_what_cannot_be_compiled_within_bounds_does_not_compile(source):
+def test_compilation_over_the_limits_fails(source):
     with sandbox_of(source, time_limit_s=0.3) as js:
         with pytest.raises(UsageError) as caught:
             js.compile()
@@ -399,7 +399,7 @@ HOARDS = [
 
 @pytest.mark.slow
 @pytest.mark.parametrize("hoard", HOARDS)
-def test_what_functions_keep_between_documents_costs_nobody_rows(hoard):
+def test_memory_kept_between_documents_loses_no_rows(hoard):
     source = f"(() => {{ const kept = []; return function (d) {{ {hoard} emit(d.n); }}; }})()"
     batch = texts(*({"n": n} for n in range(24)))
     with sandbox_of(source, memory_bytes=16 * 1024 * 1024) as js:
@@ -409,7 +409,7 @@ def test_what_functions_keep_between_documents_costs_nobody_rows(hoard):
     assert not any(document.errors for document in found)
 
 
-def test_what_a_reduce_keeps_between_calls_costs_no_group():
+def test_memory_kept_between_reduce_calls_fails_no_group():
     body = "for (let i = 0; i < 3_000; i++) kept.push([i, { i }]); return v[0];"
     reduce = f"(() => {{ const kept = []; return (k, v) => {{ {body} }}; }})()"
     with sandbox_of("d => 1", reduce=reduce, memory_bytes=16 * 1024 * 1024) as js:
@@ -433,7 +433,7 @@ def test_a_function_may_throw_null():
         "function (doc) { for (let i = 0; i < doc.n; i++) try { emit(i, null); } catch (e) {} }",
     ],
 )
-def test_a_document_that_emits_too_many_rows_loses_them_and_its_neighbours_none(source):
+def test_a_document_that_emits_too_many_rows_loses_only_its_own(source):
     most = ROWS_PER_DOCUMENT_MAX
     with sandbox_of(source) as sandbox:
         mapped = sandbox.map(texts({"n": 2}, {"n": 1_000_000}, {"n": most}, {"n": most}, {"n": 3}))
@@ -443,7 +443,7 @@ def test_a_document_that_emits_too_many_rows_loses_them_and_its_neighbours_none(
 
 
 @pytest.mark.parametrize("count", [1, 3])
-def test_documents_that_were_being_mapped_at_a_stop_have_not_failed(count):
+def test_a_stop_does_not_fail_documents_being_mapped(count):
     js = sandbox_of("function (d) { for (;;); }")
     js.compile()
     stopping = threading.Timer(0.1, js.stop)

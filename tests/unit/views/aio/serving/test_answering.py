@@ -100,7 +100,7 @@ async def bytes_of(answered):
     return b"".join([chunk async for chunk in answered.chunks])
 
 
-async def test_a_short_answer_is_made_at_once_and_lets_the_snapshot_go():
+async def test_a_short_answer_is_made_at_once_and_closes_the_snapshot():
     snapshot = Snapshot()
     answered = await answer(snapshot, PLAIN, Query(limit=3))
     assert isinstance(answered.chunks, tuple)
@@ -120,7 +120,7 @@ async def test_rows_of_partitions_that_are_not_active_are_left_out_in_a_thread()
     assert plain.threads == {threading.current_thread()}
 
 
-async def test_void_partitions_and_those_not_asked_for_are_left_out():
+async def test_void_and_unrequested_partitions_are_left_out():
     snapshot = Snapshot(header=Header(void=0b0001))
     answered = await answer(snapshot, PLAIN, Query(), asked=0b0011)
     found = msgspec.json.decode(await bytes_of(answered))
@@ -154,7 +154,7 @@ async def test_a_long_answer_comes_in_chunks_and_its_end_closes_the_snapshot():
     assert snapshot.is_closed
 
 
-async def test_an_answer_given_up_closes_the_snapshot():
+async def test_an_abandoned_answer_closes_the_snapshot():
     emits = [Emit(f"{n:05}", 0, n, "x" * 5000) for n in range(40)]
     snapshot = Snapshot(emits)
     answered = await answer(snapshot, PLAIN, Query())
@@ -163,7 +163,7 @@ async def test_an_answer_given_up_closes_the_snapshot():
     assert snapshot.is_closed
 
 
-async def test_an_answer_that_fails_on_its_way_ends_with_the_error():
+async def test_an_answer_that_fails_midway_ends_with_the_error():
     emits = [Emit(f"{n:05}", 0, n, "x" * 5000) for n in range(60)]
     snapshot = Snapshot(emits, fails_after=10)
     answered = await answer(snapshot, PLAIN, Query())
@@ -179,7 +179,7 @@ async def test_an_answer_that_fails_on_its_way_ends_with_the_error():
         ({}, None, UnavailableError, "snapshot_expired"),
     ],
 )
-async def test_what_fails_before_the_first_row_is_raised(options, asked, error, code):
+async def test_a_failure_before_the_first_row_is_raised(options, asked, error, code):
     snapshot = Snapshot(fails_after=0)
     with pytest.raises(error) as caught:
         await answer(snapshot, PLAIN, parse_query(options), asked)
@@ -220,7 +220,7 @@ async def test_rows_with_documents_have_no_etag():
     assert answered.head == {}
 
 
-async def test_what_a_reduce_function_of_its_own_says_has_no_etag():
+async def test_results_of_custom_reduces_have_no_etag():
     """It may have been an error of time: the next answer of the same commit is another one."""
     own = SUMMED._replace(is_own_reduce=True)
     assert (await answer(Snapshot(), own, Query())).head == {}
@@ -265,7 +265,7 @@ class ChangingIndex:
         return PartRead(begin, closed(self.seqno), LOG, 0, documents)
 
 
-async def test_a_long_answer_is_of_one_commit_whatever_is_committed_meanwhile():
+async def test_a_long_answer_reads_one_commit():
     changing = ChangingIndex()
     answered = await answer(changing.index.snapshot(0), PLAIN, Query(update_seq=True))
     text = b""
@@ -306,7 +306,7 @@ async def test_groups_of_a_real_index_leave_out_passive_partitions():
     assert changing.index.snapshots_open == 0
 
 
-async def test_an_answer_gives_the_loop_back_while_it_finds_nothing(monkeypatch):
+async def test_an_answer_yields_to_the_loop_while_it_finds_nothing(monkeypatch):
     monkeypatch.setattr(answering, "ANSWER_TURN_S_MAX", 0.0)
     snapshot = Snapshot(header=Header(trees=(Root(ACTIVE),)))
     turns = 0

@@ -125,7 +125,7 @@ async def test_rows_and_groups_of_both(distributed, other):
     assert [asked[3] for asked in here.asked + there.asked] == [HERE, HERE, THERE, THERE]
 
 
-async def test_what_lies_on_another_node_alone_passes_through(distributed, other):
+async def test_an_answer_of_one_other_node_passes_through(distributed, other):
     there, port = other
     here = Bucket(shares(port, [], [0, 1, 2, 3])[1:])
     assert await ask(distributed, here, reduce=False) == answer_of(EMITS, Query(reduce=False))
@@ -133,9 +133,7 @@ async def test_what_lies_on_another_node_alone_passes_through(distributed, other
     assert there.asked[0][4] == "json"
 
 
-async def test_a_partition_that_nobody_has_is_not_left_out_silently(
-    distributed, other, monkeypatch
-):
+async def test_a_partition_without_owner_is_an_error(distributed, other, monkeypatch):
     monkeypatch.setattr(gathering, "QUERY_PAUSES_S", (0.0,))
     _, port = other
     with pytest.raises(RoutingError) as caught:
@@ -191,9 +189,7 @@ async def test_a_node_out_of_step_does_not_ask_itself(distributed, other, monkey
     assert here.asked == []
 
 
-async def test_a_newer_record_that_a_node_tells_is_used_in_the_next_try(
-    distributed, other, monkeypatch
-):
+async def test_a_newer_record_from_a_node_is_used_in_the_next_try(distributed, other, monkeypatch):
     monkeypatch.setattr(gathering, "QUERY_PAUSES_S", (0.0,))
     there, port = other
     here = Bucket()

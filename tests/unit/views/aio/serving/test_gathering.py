@@ -162,7 +162,7 @@ async def test_one_node_with_everything_answers_by_itself():
     assert nodes.open_streams == 0
 
 
-async def test_a_partition_that_has_moved_makes_the_whole_query_again_with_a_newer_map():
+async def test_a_moved_partition_restarts_the_query_with_a_newer_map():
     nodes = Nodes()
     nodes.nodes["y"].refusals = [RoutingError("moved"), RoutingError("moved")]
     query = Query(reduce=False)
@@ -172,7 +172,7 @@ async def test_a_partition_that_has_moved_makes_the_whole_query_again_with_a_new
     assert nodes.open_streams == 0
 
 
-async def test_a_map_that_never_agrees_ends_the_query():
+async def test_a_query_fails_if_nodes_never_agree_on_the_map():
     nodes = Nodes()
     nodes.nodes["y"].refusals = [RoutingError("moved")] * 99
     with pytest.raises(RoutingError, match="moved"):
@@ -194,7 +194,7 @@ async def test_nodes_with_different_versions_of_the_design_are_asked_again():
 @pytest.mark.parametrize("fault", ["refuses", "hangs", "ends", "fails", "hangs later",
                                    "ends later", "fails later"])  # fmt: skip
 @pytest.mark.parametrize("query", [Query(reduce=False), Query(group=True)])
-async def test_a_node_that_fails_is_an_error_or_is_named(fault, query, monkeypatch):
+async def test_a_failed_node_is_an_error_or_is_reported_in_the_answer(fault, query, monkeypatch):
     monkeypatch.setattr(gathering, "NODE_CHUNK_S_MAX", 0.1)
 
     def broken():
@@ -228,7 +228,7 @@ async def test_a_node_that_fails_is_an_error_or_is_named(fault, query, monkeypat
     assert nodes.open_streams == 0
 
 
-async def test_where_all_nodes_fail_there_is_no_answer():
+async def test_a_query_fails_if_all_nodes_fail():
     nodes = Nodes()
     for node in nodes.nodes.values():
         node.refusals = [UnavailableError("down", code="node_failed")]
@@ -236,7 +236,7 @@ async def test_where_all_nodes_fail_there_is_no_answer():
         await nodes.ask(Query(on_error="continue"))
 
 
-async def test_an_answer_that_is_given_up_closes_all_streams_and_reads_no_further():
+async def test_an_abandoned_answer_closes_all_streams():
     nodes = Nodes()
     gatherer = Gatherer("b", nodes.parts_of)
     answered = await gatherer.query("d", "v", Query(reduce=False), VIEW)
@@ -248,7 +248,7 @@ async def test_an_answer_that_is_given_up_closes_all_streams_and_reads_no_furthe
     assert sum(node.sent for node in nodes.nodes.values()) <= 6
 
 
-async def test_the_etag_is_that_of_all_nodes():
+async def test_the_etag_covers_all_nodes():
     async def etag(nodes, **options):
         answered = await Gatherer("b", nodes.parts_of).query("d", "v", Query(**options), VIEW)
         [chunk async for chunk in answered.chunks]
@@ -273,7 +273,7 @@ class OwnedNodes(Nodes):
         return [part._replace(keys=dict.fromkeys(part.partitions, (2, 1))) for part in parts]
 
 
-async def test_owners_that_never_answer_are_named_and_not_left_out():
+async def test_owners_that_never_answer_are_reported():
     nodes = OwnedNodes()
     nodes.nodes["y"].refusals = [RoutingError("partition 3 moves")] * gathering.QUERY_TRIES_MAX
     with pytest.raises(UnavailableError, match="partition 3 moves") as raised:
@@ -283,7 +283,7 @@ async def test_owners_that_never_answer_are_named_and_not_left_out():
     assert nodes.open_streams == 0
 
 
-async def test_others_answer_without_an_owner_in_the_last_try_only_if_that_is_wanted():
+async def test_the_last_try_leaves_out_owners_only_on_request():
     nodes = OwnedNodes()
     nodes.nodes["y"].refusals = [RoutingError("it moves")] * gathering.QUERY_TRIES_MAX
     found = await nodes.ask(Query(reduce=False, on_error="continue"))
@@ -298,7 +298,7 @@ async def test_others_answer_without_an_owner_in_the_last_try_only_if_that_is_wa
     assert "errors" not in await nodes.ask(Query(reduce=False, on_error="continue"))
 
 
-async def test_what_refusals_tell_is_known_in_the_next_try():
+async def test_records_in_refusals_are_used_in_the_next_try():
     nodes = OwnedNodes()
     for name, partition in (("x", 0), ("y", 1)):
         refusal = RoutingError("it moves")
@@ -365,7 +365,7 @@ class MovingNode(Node):
         return await super().query(request)
 
 
-async def test_no_row_is_missing_or_there_twice_while_partitions_move():
+async def test_rows_are_complete_and_unique_while_partitions_move():
     expected_rows = answer_of(EMITS, Query(reduce=False))
     expected_groups = [
         {"key": key, "value": value[0]} for key, value in groups_of(EMITS, Query(group_level=1))

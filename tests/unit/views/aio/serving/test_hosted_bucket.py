@@ -42,7 +42,7 @@ async def test_queries_see_what_was_written_before_them(hosted):
     assert (answer["total_rows"], len(answer["rows"])) == (20, 2)
 
 
-async def test_it_may_answer_from_what_there_is(hosted):
+async def test_a_stale_query_answers_from_the_current_index(hosted):
     hosted.put("k", kind="a", n=1)
     assert await hosted.sums() == {"a": 1}
     hosted.put("k", kind="a", n=2)
@@ -85,7 +85,7 @@ async def test_files_stay_until_the_clean_up_and_a_document_that_comes_back_find
     assert hosted.indexes == [old]
 
 
-async def test_what_is_still_read_goes_at_its_end(hosted):
+async def test_an_index_in_use_is_removed_after_its_last_reader(hosted):
     for n in range(3000):
         hosted.put(f"k{n}", kind=f"{n:0100}", n=n)
     answer = await hosted.ask(reduce=False)
@@ -100,7 +100,7 @@ async def test_what_is_still_read_goes_at_its_end(hosted):
     await until(lambda: old not in hosted.indexes)
 
 
-async def test_one_wanted_again_while_it_is_read_is_not_opened_twice(hosted):
+async def test_an_index_wanted_again_while_in_use_is_not_opened_twice(hosted):
     for n in range(3000):
         hosted.put(f"k{n}", kind=f"{n:0100}", n=n)
     answer = await hosted.ask(reduce=False)
@@ -114,7 +114,7 @@ async def test_one_wanted_again_while_it_is_read_is_not_opened_twice(hosted):
     assert (await hosted.query(key="new", update="false"))["rows"][0]["value"] == 7
 
 
-async def test_a_query_that_was_given_up_leaves_no_process_behind(hosted, monkeypatch):
+async def test_an_abandoned_query_leaves_no_process(hosted, monkeypatch):
     own = {"views": {"v": {"map": MAP, "reduce": "(keys, values) => values.length"}}}
     await hosted.apply({"d": own})
     for n in range(20):
@@ -161,7 +161,7 @@ async def test_a_damaged_index_is_set_aside_and_built_anew(hosted):
     assert hosted.indexes == [signature]
 
 
-async def test_damage_met_by_a_query_has_the_same_end(hosted, monkeypatch):
+async def test_damage_found_by_a_query_is_handled_alike(hosted, monkeypatch):
     hosted.put("k", kind="a", n=1)
     assert await hosted.sums() == {"a": 1}
     (one,) = hosted.bucket._open.values()
@@ -177,7 +177,7 @@ async def test_damage_met_by_a_query_has_the_same_end(hosted, monkeypatch):
     assert "node 7" in hosted.bucket.info("d")["rebuilt_because"]
 
 
-async def test_damage_of_an_index_that_was_set_aside_does_not_cost_the_new_one(hosted):
+async def test_damage_of_an_old_index_does_not_affect_the_new_one(hosted):
     hosted.put("k", kind="a", n=1)
     assert await hosted.sums() == {"a": 1}
     (old,) = hosted.bucket._open.values()
@@ -191,7 +191,7 @@ async def test_damage_of_an_index_that_was_set_aside_does_not_cost_the_new_one(h
     assert list(hosted.bucket._open.values()) == [new]
 
 
-async def test_damage_met_by_a_commit_costs_that_index_alone(hosted, monkeypatch):
+async def test_damage_found_by_a_commit_affects_only_that_index(hosted, monkeypatch):
     await hosted.apply({"d": SUM, "other": OTHER})
     hosted.put("k", kind="a", n=1)
     assert await hosted.sums() == {"a": 1}
@@ -210,7 +210,7 @@ async def test_damage_met_by_a_commit_costs_that_index_alone(hosted, monkeypatch
     assert (await hosted.query("other"))["rows"][0]["key"] == 2
 
 
-async def test_what_could_not_be_opened_is_tried_again(hosted, monkeypatch):
+async def test_a_failed_opening_is_retried(hosted, monkeypatch):
     opened = hosted_bucket.HostedIndex
 
     def full(*_):
@@ -231,7 +231,7 @@ def full(*_, **__):
     raise UnavailableError("the disk is full", code="disk_full")
 
 
-async def test_an_order_that_comes_while_the_last_one_waits_to_be_applied_again_stays(hosted):
+async def test_a_newer_order_replaces_one_waiting_for_retry(hosted):
     bucket = hosted.bucket
     async with bucket._change:
         newest = asyncio.ensure_future(hosted.apply({"e": OTHER}))
@@ -244,7 +244,7 @@ async def test_an_order_that_comes_while_the_last_one_waits_to_be_applied_again_
         bucket.info("d")
 
 
-async def test_what_could_not_be_begun_is_not_opened_twice(hosted, monkeypatch):
+async def test_a_failed_start_does_not_open_the_index_twice(hosted, monkeypatch):
     hosted.put("k", kind="a", n=1)
 
     async def stop(*_):
@@ -259,7 +259,7 @@ async def test_what_could_not_be_begun_is_not_opened_twice(hosted, monkeypatch):
     assert not any(path.endswith(SET_ASIDE) for path in hosted.indexes)
 
 
-async def test_an_index_that_cannot_be_begun_holds_up_no_other(hosted, monkeypatch):
+async def test_an_index_that_cannot_start_delays_no_other(hosted, monkeypatch):
     hosted.put("k", kind="a", n=1)
     with monkeypatch.context() as patch:
         patch.setattr(index.Index, "take_over", full)
@@ -272,7 +272,7 @@ async def test_an_index_that_cannot_be_begun_holds_up_no_other(hosted, monkeypat
     assert not any(path.endswith(SET_ASIDE) for path in hosted.indexes)
 
 
-async def test_an_index_that_cannot_write_its_states_holds_up_no_other(hosted, monkeypatch):
+async def test_an_index_that_cannot_write_its_states_delays_no_other(hosted, monkeypatch):
     for n in range(20):
         hosted.put(f"k{n}", kind="a", n=n)
     await hosted.apply({"d": SUM, "e": OTHER})
@@ -292,7 +292,7 @@ async def test_an_index_that_cannot_write_its_states_holds_up_no_other(hosted, m
     assert sum((await hosted.sums()).values()) == 190
 
 
-async def test_a_clean_up_leaves_what_is_closed_until_it_can_be_written(hosted, monkeypatch):
+async def test_a_clean_up_keeps_closed_indexes_until_writing_works(hosted, monkeypatch):
     for n in range(3000):
         hosted.put(f"k{n}", kind=f"{n:0100}", n=n)
     answer = await hosted.ask(reduce=False)
@@ -310,7 +310,7 @@ async def test_a_clean_up_leaves_what_is_closed_until_it_can_be_written(hosted, 
     assert len((await hosted.query(reduce=False, update="false"))["rows"]) == 3000
 
 
-async def test_one_whose_states_meet_damage_is_built_anew(hosted, monkeypatch):
+async def test_an_index_damaged_while_states_change_is_rebuilt(hosted, monkeypatch):
     hosted.put("k", kind="a", n=1)
     await hosted.apply({"d": SUM, "e": OTHER})
     assert await hosted.sums() == {"a": 1}
@@ -328,7 +328,7 @@ async def test_one_whose_states_meet_damage_is_built_anew(hosted, monkeypatch):
     assert len((await hosted.query("e"))["rows"]) == 1
 
 
-async def test_one_whose_beginning_meets_damage_is_built_anew(hosted, monkeypatch):
+async def test_an_index_damaged_at_its_start_is_rebuilt(hosted, monkeypatch):
     hosted.put("k", kind="a", n=1)
     failures = [CorruptionError("page 7 is torn", code="index_damaged")]
     take_over = index.Index.take_over
@@ -355,7 +355,7 @@ async def test_one_whose_beginning_meets_damage_is_built_anew(hosted, monkeypatc
     assert len(refused) == 1, "one was damaged again when it was new"
 
 
-async def test_an_index_is_kept_fresh_as_its_documents_say_now(hosted):
+async def test_automatic_updates_follow_the_current_design_document(hosted):
     lazy = {**SUM, "autoupdate": False}
     await hosted.apply({"d": lazy})
     hosted.put("k", kind="a", n=1)
@@ -369,7 +369,7 @@ async def test_an_index_is_kept_fresh_as_its_documents_say_now(hosted):
     await until(lambda: hosted.bucket._progress()[hosted.indexes[0]].phase == "asleep")
 
 
-async def test_a_document_that_cannot_be_used_is_refused_alone(hosted):
+async def test_an_unusable_design_document_is_refused_alone(hosted):
     await hosted.apply(
         {
             "d": SUM,
@@ -398,7 +398,7 @@ async def test_a_document_that_cannot_be_used_is_refused_alone(hosted):
     assert raised.value.code == "query_parse_error"
 
 
-async def test_partitions_that_are_not_active_here_are_not_answered_for(hosted):
+async def test_inactive_partitions_are_not_answered_for(hosted):
     for n in range(40):
         hosted.put(f"k{n}", kind="a", n=1)
     assert await hosted.sums() == {"a": 40}
@@ -416,14 +416,14 @@ async def test_partitions_that_are_not_active_here_are_not_answered_for(hosted):
     assert await hosted.sums() == {"a": 40}
 
 
-async def test_a_partition_that_rests_is_not_begun(hosted):
+async def test_a_frozen_partition_is_not_started(hosted):
     await hosted.apply({})
     await hosted.apply({"d": OTHER}, active=[0, 1], passive=[2], resting=[3])
     header = next(iter(hosted.bucket._open.values())).index.newest
     assert header.states == {0: "active", 1: "active", 2: "passive"}
 
 
-async def test_what_is_known_of_an_index_is_shown(hosted):
+async def test_statistics_of_an_index_are_shown(hosted):
     bad = {"views": {"v": {"map": "function (doc) { emit(doc.a.b); }"}}}
     await hosted.apply({"d": bad, "again": bad})
     for n in range(30):
@@ -448,7 +448,7 @@ async def test_what_is_known_of_an_index_is_shown(hosted):
     await until(lambda: hosted.bucket.tasks() == [])
 
 
-async def test_what_is_being_done_is_listed(hosted):
+async def test_running_tasks_are_listed(hosted):
     await hosted.query()
     progress = hosted.bucket._indexer.progress()[0]._replace(
         phase="first_build", changes_done=30, changes_total=40
@@ -486,7 +486,7 @@ async def test_an_index_is_compacted_when_asked_and_by_itself(hosted, monkeypatc
     looking.cancel()
 
 
-async def test_what_was_built_is_there_after_a_restart(hosted):
+async def test_a_built_index_is_there_after_a_restart(hosted):
     for n in range(50):
         hosted.put(f"k{n}", kind="a", n=1)
     assert await hosted.sums() == {"a": 50}
@@ -508,7 +508,7 @@ async def test_a_query_waits_for_the_writes_it_names(hosted):
         await hosted.sums(update="false", at={"0": ["00000000abcd", 99]}, timeout=100)
 
 
-async def test_a_bucket_made_anew_under_its_name_is_another(hosted):
+async def test_a_recreated_bucket_is_another_bucket(hosted):
     hosted.put("k", kind="a", n=1)
     assert await hosted.sums() == {"a": 1}
     await hosted.engine.delete_bucket("b")
@@ -517,9 +517,7 @@ async def test_a_bucket_made_anew_under_its_name_is_another(hosted):
         await hosted.sums(timeout=2000)
 
 
-async def test_readers_that_do_not_end_hold_up_a_stop_once_and_not_for_each_index(
-    hosted, monkeypatch
-):
+async def test_endless_readers_delay_a_stop_only_once(hosted, monkeypatch):
     monkeypatch.setattr(hosted_bucket, "STOP_WAIT_S", 0.05)
     await hosted.start()
     await hosted.apply({"d": SUM, "e": OTHER})
@@ -570,7 +568,7 @@ BAD_DESIGNS = {
         pytest.param("map", RECURSION, id="recursion"),
     ],
 )
-async def test_trouble_of_one_index_is_its_own_at_every_moment(hosted, monkeypatch, where, code):
+async def test_failures_of_one_index_never_affect_others(hosted, monkeypatch, where, code):
     """What is asked of another index takes no part of the time that a call of functions may."""
     monkeypatch.setattr(served, "SLOW_S", 0.3)
     monkeypatch.setattr(indexing, "SLOW_S", 0.3)
@@ -610,9 +608,7 @@ async def test_trouble_of_one_index_is_its_own_at_every_moment(hosted, monkeypat
     await asyncio.wait(asking)
 
 
-async def test_functions_that_loop_while_they_are_compiled_hold_up_no_other_index(
-    hosted, monkeypatch
-):
+async def test_endless_compilation_delays_no_other_index(hosted, monkeypatch):
     monkeypatch.setattr(opening, "OPEN_WAIT_S", 0.1)
     make, is_let_go = hosted_bucket.HostedIndex, threading.Event()
 
@@ -637,9 +633,7 @@ async def test_functions_that_loop_while_they_are_compiled_hold_up_no_other_inde
 
 
 @pytest.mark.slow
-async def test_a_document_whose_map_loops_holds_up_no_index_that_is_read_for_together(
-    hosted, monkeypatch
-):
+async def test_a_looping_map_delays_no_index_of_its_group(hosted, monkeypatch):
     monkeypatch.setattr(served, "SLOW_S", 0.3)
     monkeypatch.setattr(indexing, "SLOW_S", 0.3)
     limits = {"time_limit_s": 2.0, "memory_bytes": MEMORY_BYTES_MAX}
@@ -661,9 +655,7 @@ async def test_a_document_whose_map_loops_holds_up_no_index_that_is_read_for_tog
 
 
 @pytest.mark.parametrize("after", [{"d": SUM}, {"d": SUM, "x": OTHER}])
-async def test_a_map_that_loops_holds_up_no_other_index_when_it_is_deleted_or_changed(
-    hosted, after
-):
+async def test_deleting_a_looping_map_delays_no_other_index(hosted, after):
     for n in range(200):
         hosted.put(f"k{n}", kind="a", n=1)
     await hosted.apply({"d": SUM, "x": BAD_DESIGNS["map"](LOOP)})

@@ -43,7 +43,7 @@ def test_a_view_is_asked_with_its_order_and_reduce(hosted):
     assert DESIGN.trees[own.tree].reduces[own.emits] == "_count"
 
 
-def test_an_own_reduce_of_a_query_runs_apart_from_the_building(hosted):
+def test_a_custom_reduce_of_a_query_runs_in_its_own_process(hosted):
     view = next(view for view in DESIGN.views if view.name == "own")
     asked = hosted.asked_view(view)
     leaf = RowsOfALeaf([row_key(encode_key("a"), b"id")], [row_value([(b'"a"', b"1")])])
@@ -53,7 +53,7 @@ def test_an_own_reduce_of_a_query_runs_apart_from_the_building(hosted):
     assert hosted._asking is not hosted.mapper._mapper
 
 
-def test_nothing_is_started_for_a_query_that_goes_on_after_the_close(tmp_path):
+def test_no_process_starts_for_a_query_after_close(tmp_path):
     hosted = HostedIndex(DESIGN, "00", tmp_path / "index")
     view = next(view for view in DESIGN.views if view.name == "own")
     asked = hosted.asked_view(view)
@@ -66,7 +66,7 @@ def test_nothing_is_started_for_a_query_that_goes_on_after_the_close(tmp_path):
 
 
 @pytest.mark.parametrize(("limit", "is_kept"), [("true", False), ("false", True), ("log", True)])
-def test_results_that_do_not_shrink_are_refused_kept_or_logged(tmp_path, caplog, limit, is_kept):
+def test_reduce_results_that_do_not_shrink_follow_the_setting(tmp_path, caplog, limit, is_kept):
     reduce = "function (keys, values) { return 'x'.repeat(6000); }"
     design = parse_design({"views": {"v": {"map": "doc => emit(1)", "reduce": reduce}}}, "d")
     hosted = HostedIndex(design, "00", tmp_path / "index", limit)
@@ -85,7 +85,7 @@ class RowsOfALeaf(NamedTuple):
     values: list
 
 
-async def test_it_is_used_until_the_last_reader_ends(hosted):
+async def test_an_index_stays_open_until_the_last_reader_ends(hosted):
     assert not hosted.is_used
     await hosted.until_unused()
     with hosted.used():
@@ -97,7 +97,7 @@ async def test_it_is_used_until_the_last_reader_ends(hosted):
     await waiting
 
 
-def test_what_does_not_compile_leaves_no_files(tmp_path):
+def test_a_definition_that_does_not_compile_leaves_no_files(tmp_path):
     bad = parse_design({"views": {"v": {"map": "function ("}}}, "bad")
     with pytest.raises(UsageError):
         HostedIndex(bad, "00", tmp_path / "index")
@@ -116,7 +116,7 @@ def test_another_order_of_rows_is_built_anew(tmp_path, monkeypatch):
     assert "collation" in second.rebuilt_because
 
 
-def test_only_one_damaged_index_is_kept(hosted, tmp_path):
+def test_only_the_last_damaged_index_is_kept(hosted, tmp_path):
     aside = tmp_path / "index.damaged"
     aside.mkdir()
     (aside / "older").write_text("")
@@ -127,7 +127,7 @@ def test_only_one_damaged_index_is_kept(hosted, tmp_path):
     hosted._open()
 
 
-def test_files_that_ended_this_process_are_checked_and_set_aside(tmp_path):
+def test_files_that_crashed_the_process_are_checked_and_set_aside(tmp_path):
     first = HostedIndex(DESIGN, "00", tmp_path / "index")
     first.mapper.close()
     first._store.close()  # not `close`: as if the process had ended

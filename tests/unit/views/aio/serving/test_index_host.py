@@ -39,7 +39,7 @@ async def test_a_bucket_is_known_until_it_is_dropped(host):
         await host.call("info", {"uuid": "u1", "design": "d"})
 
 
-async def test_buckets_are_apart(host, tmp_path):
+async def test_buckets_are_separate(host, tmp_path):
     await host.call("set_bucket", ORDER)
     await host.call("set_bucket", {**ORDER, "uuid": "u2"})
     await host.call("drop_bucket", {"uuid": "u1"})
@@ -59,7 +59,7 @@ async def test_a_query_is_asked_of_its_bucket(host):
     assert (await host.call("cleanup", {"uuid": "u1"})).head == {}
 
 
-async def test_figures_and_tasks_are_of_all_buckets(host):
+async def test_statistics_and_tasks_cover_all_buckets(host):
     await host.call("set_bucket", ORDER)
     figures = (await host.call("figures", {})).head
     assert figures["process"]["resident_bytes"] > 0
@@ -81,7 +81,7 @@ async def test_functions_are_looked_up(host):
     assert caught.value.code == "compilation_error"
 
 
-async def test_a_writer_outside_is_a_call_away(host):
+async def test_an_outside_writer_is_reached_by_calls(host):
     spark = {"d": {"views": {"v": {"map": "function(d){}"}}, "engine": "spark"}}
     await host.call("set_bucket", {**ORDER, "designs": spark})
     asked = {"uuid": "u1", "design": "d"}

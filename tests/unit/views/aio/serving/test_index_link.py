@@ -123,7 +123,7 @@ async def test_an_error_in_the_middle_comes_after_the_pieces_before_it(both):
     assert await link.ask("echo") == {}
 
 
-async def test_what_nobody_foresaw_is_an_error_that_tells_nothing(both, caplog):
+async def test_an_unexpected_error_reveals_no_details(both, caplog):
     _, _, link = both
     with pytest.raises(MillstreamError, match="the log says more") as raised:
         await link.ask("no such call")
@@ -131,7 +131,7 @@ async def test_what_nobody_foresaw_is_an_error_that_tells_nothing(both, caplog):
     assert "AssertionError" in caplog.text
 
 
-async def test_giving_an_answer_up_cancels_the_call(both):
+async def test_abandoning_an_answer_cancels_the_call(both):
     calls, server, link = both
     task = asyncio.ensure_future(link.ask("wait"))
     await until(lambda: calls.waiting)
@@ -145,7 +145,7 @@ async def test_giving_an_answer_up_cancels_the_call(both):
     assert await link.ask("echo") == {}
 
 
-async def test_the_end_of_the_other_side_ends_the_calls(both):
+async def test_a_closed_peer_ends_the_calls(both):
     calls, server, link = both
     await link.ask("echo")
     task = asyncio.ensure_future(link.ask("wait"))
@@ -161,7 +161,7 @@ async def test_the_end_of_the_other_side_ends_the_calls(both):
         await link.ask("echo")
 
 
-async def test_more_calls_than_connections_wait_and_not_for_ever(both, monkeypatch):
+async def test_calls_beyond_the_connections_wait_with_a_limit(both, monkeypatch):
     calls, _, link = both
     monkeypatch.setattr(index_link, "WAIT_S", 0.05)
     tasks = [asyncio.ensure_future(link.ask("wait")) for _ in range(LINKS_MAX)]
@@ -189,7 +189,7 @@ async def test_a_round_trip_is_quick(both):
     assert best < 0.001, f"{best * 1000:.3f} ms"
 
 
-async def test_queries_of_one_share_leave_room_for_others(both, monkeypatch):
+async def test_calls_of_one_share_leave_room_for_others(both, monkeypatch):
     calls, _, link = both
     monkeypatch.setattr(index_link, "WAIT_S", 0.05)
     tasks = [asyncio.ensure_future(link.ask("wait", share="a")) for _ in range(SHARE_MAX)]

@@ -42,7 +42,7 @@ async def test_empty_pieces_are_left_out(server, tmp_path):
     writer.close()
 
 
-async def test_a_failing_disk_is_named(server, tmp_path):
+async def test_a_disk_error_names_the_path(server, tmp_path):
     reader, writer = await talk(tmp_path, message({"call": "disk"}))
     cutter, frames = FrameCutter(1000), []
     while len(frames) < 2:
@@ -63,7 +63,7 @@ async def test_a_failing_disk_is_named(server, tmp_path):
         b"\xff\xff\xff\xff",
     ],
 )
-async def test_nonsense_closes_the_connection(server, tmp_path, data):
+async def test_invalid_bytes_close_the_connection(server, tmp_path, data):
     reader, writer = await talk(tmp_path, data)
     assert await reader.read(100) == b""
     writer.close()

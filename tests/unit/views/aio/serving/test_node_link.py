@@ -96,7 +96,7 @@ async def test_a_node_that_does_not_know_yet_is_asked_again(node, link, status, 
     assert caught.value.code == code
 
 
-async def test_an_error_of_whoever_else_listens_there(node, link):
+async def test_an_error_of_another_server_at_that_address(node, link):
     node.answer = lambda _: web.Response(body=b"<html>", status=502)
     with pytest.raises(UnavailableError, match="HTTP status 502") as caught:
         await link.query(REQUEST)
@@ -119,7 +119,7 @@ async def test_an_answer_that_is_cut_off(node, link):
     await stream.close()
 
 
-async def test_a_node_that_may_have_got_the_request(node, link):
+async def test_a_request_that_may_have_arrived(node, link):
     def cut(request):
         request.transport.abort()
         return web.Response()
@@ -130,7 +130,7 @@ async def test_a_node_that_may_have_got_the_request(node, link):
     assert (caught.value.code, caught.value.retry) == ("node_failed", "backoff")
 
 
-async def test_a_node_that_is_not_there():
+async def test_an_unreachable_node():
     async with aiohttp.ClientSession() as session:
         link = HttpNodeLink(session, "x", "127.0.0.1", 1, NodeAccess("@node", "", None))
         with pytest.raises(UnavailableError, match="cannot be reached") as caught:

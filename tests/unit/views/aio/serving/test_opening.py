@@ -53,7 +53,7 @@ def world(monkeypatch: pytest.MonkeyPatch) -> World:
     return World()
 
 
-async def test_one_that_takes_long_holds_up_no_other_and_is_opened_once(world: World) -> None:
+async def test_a_slow_opening_delays_no_other_and_happens_once(world: World) -> None:
     world.doors["slow"] = asyncio.Event()
     world.want("slow", "quick", "bad")
     await world.apply()
@@ -69,7 +69,7 @@ async def test_one_that_takes_long_holds_up_no_other_and_is_opened_once(world: W
     await world.tasks.finish()
 
 
-async def test_one_that_is_wanted_no_more_is_given_to_who_closes_it(world: World) -> None:
+async def test_an_index_no_longer_wanted_is_closed_after_opening(world: World) -> None:
     world.doors["slow"] = asyncio.Event()
     world.want("slow")
     await world.apply()
@@ -91,7 +91,7 @@ async def test_a_wait_has_an_end(world: World, monkeypatch: pytest.MonkeyPatch) 
     assert world.opening.left_over() == []
 
 
-async def test_what_was_opened_and_not_taken_in_is_left_over(world: World) -> None:
+async def test_opened_indexes_not_taken_are_left_over(world: World) -> None:
     world.doors["slow"] = asyncio.Event()
     world.want("slow")
     await world.apply()
@@ -102,7 +102,7 @@ async def test_what_was_opened_and_not_taken_in_is_left_over(world: World) -> No
     await world.tasks.stop()
 
 
-async def test_what_nobody_waits_for_any_more_is_closed() -> None:
+async def test_an_opening_without_waiters_is_closed() -> None:
     import threading
 
     door, found = threading.Event(), list[Hosted]()

@@ -129,7 +129,7 @@ def fill(hosted, count, first=0):
         hosted.put(f"k{n}", kind="ab"[n % 2], n=n)
 
 
-async def test_the_node_does_not_build_it(hosted, writer):
+async def test_the_node_does_not_build_an_index_of_a_pipeline(hosted, writer):
     fill(hosted, 20)
     assert await hosted.sums(update="false") == {}
     with pytest.raises(UnavailableError) as caught:
@@ -233,7 +233,7 @@ async def test_a_part_that_does_not_join_is_left_out(hosted, writer):
     assert await hosted.sums() == {"a": 210 + 1710, "b": 225 + 1725}
 
 
-async def test_it_goes_back_where_the_source_does(hosted, writer):
+async def test_an_outside_index_rolls_back_with_its_source(hosted, writer):
     fill(hosted, 8)
     await writer.take_over()
     await writer.load()
@@ -249,7 +249,7 @@ async def test_it_goes_back_where_the_source_does(hosted, writer):
     assert await hosted.sums(update="false") == {"a": 12, "b": 16}
 
 
-async def test_the_node_takes_over_again_when_it_is_told_to(hosted, writer):
+async def test_the_node_takes_over_when_the_document_changes(hosted, writer):
     fill(hosted, 10)
     await writer.take_over()
     await writer.load()
@@ -270,7 +270,7 @@ async def test_the_node_takes_over_again_when_it_is_told_to(hosted, writer):
     assert await hosted.sums() == {"a": 20, "b": 25}
 
 
-async def test_one_document_that_says_spark_decides_for_an_index(hosted, writer):
+async def test_one_document_with_spark_decides_for_a_shared_index(hosted, writer):
     await hosted.apply({"a": {**SUM, "autoupdate": False}, "d": SPARK, "e": SUM})
     assert len(hosted.indexes) == 1
     assert (await writer.take_over())["engine"] == "spark"
@@ -286,7 +286,7 @@ async def test_one_document_that_says_spark_decides_for_an_index(hosted, writer)
         ({"parts": {}, "back": ["none"], "trees": [[]]}, ""),
     ],
 )
-async def test_a_load_that_makes_no_sense_is_refused(hosted, writer, said, code):
+async def test_an_inconsistent_load_is_refused(hosted, writer, said, code):
     fill(hosted, 4)
     await writer.take_over()
     if code:
@@ -298,7 +298,7 @@ async def test_a_load_that_makes_no_sense_is_refused(hosted, writer, said, code)
     await writer.load()
 
 
-async def test_a_load_takes_the_place_of_what_is_there(hosted, writer):
+async def test_a_load_replaces_the_index(hosted, writer):
     fill(hosted, 10)
     await writer.take_over()
     await writer.load()
@@ -326,7 +326,7 @@ async def test_rows_without_a_part_are_refused(hosted, writer):
     assert (await writer.calls.judge(writer.fence))["is_empty"]
 
 
-async def test_rows_of_a_tree_that_is_not_there_are_refused(hosted, writer):
+async def test_rows_of_an_unknown_tree_are_refused(hosted, writer):
     fill(hosted, 4)
     await writer.take_over()
     strange = DocumentRows(0, b"k", [(7, b"e", b"1", b"1")])
@@ -337,7 +337,7 @@ async def test_rows_of_a_tree_that_is_not_there_are_refused(hosted, writer):
     await writer.load()
 
 
-async def test_a_commit_has_a_bound(hosted, writer, monkeypatch):
+async def test_the_size_of_a_commit_is_bounded(hosted, writer, monkeypatch):
     fill(hosted, 4)
     await writer.take_over()
     monkeypatch.setattr(outside_writer, "DOCUMENTS_MAX", 3)
@@ -382,7 +382,7 @@ def phase_of(hosted):
     return progress.phase
 
 
-async def test_a_large_build_is_offered_taken_and_goes_back(offering):
+async def test_a_large_build_is_offered_taken_and_returned(offering):
     fill(offering, 40)
     await offering.apply({"d": SUM})
     await until(lambda: offering.bucket.offers([]) == ["d"])
@@ -421,7 +421,7 @@ async def test_a_build_that_no_pipeline_takes_is_done_here(offering, monkeypatch
     assert offering.bucket.info("d")["writer"] == "node indexer"
 
 
-async def test_an_offer_ends_with_what_needs_the_build(offering):
+async def test_an_offer_ends_when_no_document_needs_the_build(offering):
     fill(offering, 40)
     await offering.apply({"d": {**SUM, "autoupdate": False}})
     asking = asyncio.ensure_future(offering.sums())
@@ -437,7 +437,7 @@ async def test_an_offer_ends_with_what_needs_the_build(offering):
     assert await asking == {"a": 380, "b": 400}
 
 
-async def test_a_small_one_is_not_offered(offering):
+async def test_a_small_build_is_not_offered(offering):
     fill(offering, 9)
     await offering.apply({"d": SUM})
     assert sum((await offering.sums()).values()) == sum(range(9))
@@ -457,7 +457,7 @@ async def test_a_pipeline_that_goes_away_is_not_waited_for(offering, monkeypatch
     assert caught.value.code == "index_fenced"
 
 
-async def test_one_whose_design_document_is_given_to_spark_stays_there(offering):
+async def test_an_index_assigned_to_spark_stays_there(offering):
     fill(offering, 40)
     await offering.apply({"d": SUM})
     await until(lambda: offering.bucket.offers([]) == ["d"])
@@ -497,7 +497,7 @@ async def test_a_take_over_that_comes_late_changes_nothing(offering, monkeypatch
     assert offering.bucket.info("d")["writer"] == "node indexer"
 
 
-async def test_nobody_takes_a_build_that_is_going_back(offering, monkeypatch):
+async def test_a_build_being_returned_cannot_be_taken(offering, monkeypatch):
     fill(offering, 40)
     await offering.apply({"d": SUM})
     await until(lambda: offering.bucket.offers([]) == ["d"])
@@ -514,7 +514,7 @@ async def test_nobody_takes_a_build_that_is_going_back(offering, monkeypatch):
     assert await offering.sums() == {"a": 380, "b": 400}
 
 
-async def test_one_that_goes_back_holds_up_no_other(offering, monkeypatch):
+async def test_a_returned_build_delays_no_other(offering, monkeypatch):
     """Neither while a long commit of it is waited for, nor if it is gone by then."""
     fill(offering, 40)
     await offering.apply({"d": SUM})

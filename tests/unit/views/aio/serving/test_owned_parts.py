@@ -49,7 +49,7 @@ def test_each_partition_is_in_one_share() -> None:
         ([0], None, False),
     ],
 )
-def test_only_the_owner_answers_by_a_record_as_new_as_the_askers(
+def test_only_an_owner_with_a_record_at_least_as_new_answers(
     partitions: list[int], keys: dict[int, MapKey] | None, answers: bool
 ) -> None:
     if answers:
@@ -60,14 +60,14 @@ def test_only_the_owner_answers_by_a_record_as_new_as_the_askers(
     assert raised.value.code == "not_my_partition"
 
 
-def test_without_an_index_map_nobody_asks_by_one() -> None:
+def test_without_an_index_map_no_record_is_sent() -> None:
     alone = msgspec.structs.replace(ORDER, owned=None)
     check_asked(alone, [0, 1, 2], None)
     with pytest.raises(RoutingError):
         check_asked(alone, [0], {0: KEY})
 
 
-def test_an_index_that_is_made_for_a_hand_over_is_kept_fresh() -> None:
+def test_an_index_built_for_a_hand_over_is_kept_up_to_date() -> None:
     design = parse_design({"views": {"v": {"map": MAP}}, "autoupdate": False}, "d")
     assert not design.autoupdate
     assert is_kept_fresh(ORDER, design)
@@ -84,7 +84,7 @@ def owned(records: dict[int, IndexRecord], frozen: tuple[int, ...] = ()) -> Owne
     return OwnedParts("a", records, {}, list(range(PARTITIONS)), list(frozen))
 
 
-async def test_a_query_waits_a_moment_for_a_record_that_must_be_on_its_way() -> None:
+async def test_a_query_waits_briefly_for_a_newer_record() -> None:
     stopped = msgspec.structs.replace(ORDER, active=[])
     orders = [stopped, stopped, ORDER]
 
@@ -103,7 +103,7 @@ async def test_a_query_waits_a_moment_for_a_record_that_must_be_on_its_way() -> 
     assert len(orders) >= 2, "another owner is refused at once"
 
 
-async def test_a_record_that_does_not_come_is_not_waited_for_long(monkeypatch) -> None:
+async def test_a_query_does_not_wait_long_for_a_missing_record(monkeypatch) -> None:
     monkeypatch.setattr(owned_parts, "RECORD_S_MAX", 0.01)
     stopped = msgspec.structs.replace(ORDER, active=[])
     await until_settled(lambda: stopped, [0], {0: KEY})

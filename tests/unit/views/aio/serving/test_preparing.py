@@ -41,7 +41,7 @@ def kept(hosted):
     return len(only(hosted).index._commits.columns._young)
 
 
-async def test_what_a_part_needs_is_there_before_somebody_asks(hosted):
+async def test_a_part_is_prepared_before_the_first_query(hosted):
     await asyncio.sleep(0.05)
     assert kept(hosted) == 0, "every partition is answered: nothing is needed"
     await hosted.apply(active=[0, 1, 2], passive=[3])
@@ -57,7 +57,7 @@ def mixed_index():
     return SimpleNamespace(index=SimpleNamespace(newest=header), used=nullcontext)
 
 
-async def test_an_index_that_cannot_be_read_is_told_of_and_others_go_on(monkeypatch):
+async def test_an_unreadable_index_is_logged_and_others_continue(monkeypatch):
     monkeypatch.setattr(preparing, "PREPARE_S", 0.01)
     full, bad, good = mixed_index(), mixed_index(), mixed_index()
     errors = {
@@ -88,7 +88,7 @@ async def test_an_index_that_cannot_be_read_is_told_of_and_others_go_on(monkeypa
     assert told == [(bad, errors[id(bad)])]
 
 
-async def test_it_rests_in_proportion(monkeypatch):
+async def test_preparation_pauses_in_proportion_to_its_duration(monkeypatch):
     pauses = []
 
     async def sleep(pause_s):

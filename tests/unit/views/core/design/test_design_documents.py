@@ -97,7 +97,7 @@ def test_views_of_one_map_and_options_share_a_tree():
     assert design.names_of(1) == ("a", "b", "c", "f")
 
 
-def test_all_members_come_back():
+def test_definitions_survive_encoding():
     design = parse_design(RICH, "x")
     assert (design.include_design, design.local_seq, design.autoupdate) == (True, True, False)
     assert parse_design(design.as_json()) == design
@@ -108,7 +108,7 @@ def test_a_document_without_views_is_good():
         assert parse_design(document, "x").views == ()
 
 
-def test_what_has_no_map_is_no_view():
+def test_a_view_needs_a_map():
     views = {"a": {"map": "m"}, "kept": {"empty": "sad"}, "b": {}}
     assert [view.name for view in parse_design({"views": views}, "x").views] == ["a"]
 
@@ -131,7 +131,7 @@ def test_what_has_no_map_is_no_view():
         {"views": {f"v{at}": {"map": "m"} for at in range(101)}},
     ],
 )  # fmt: skip
-def test_what_is_wrong_is_refused(document):
+def test_invalid_input_is_refused(document):
     with pytest.raises(UsageError) as caught:
         parse_design(document, "x")
     assert caught.value.code == "invalid_design_doc"
@@ -157,7 +157,7 @@ def test_a_missing_view_names_those_that_exist():
     assert caught.value.code == "missing_named_view"
 
 
-def test_who_keeps_the_index_is_said_beside_the_signature():
+def test_the_indexer_setting_is_outside_the_signature():
     design = parse_design({**GOOD, "engine": "spark"}, "d")
     assert design.engine == "spark"
     assert design.signature == parse_design(GOOD, "d").signature
@@ -204,20 +204,20 @@ def test_a_json_index_is_a_view_of_its_definition():
         {"map": {"fields": ["a"]}, "reduce": 7},
     ],
 )  # fmt: skip
-def test_json_indexes_that_are_none(view):
+def test_invalid_json_indexes(view):
     with pytest.raises(UsageError) as caught:
         parse_design({"language": "query", "views": {"n": view}}, "x")
     assert caught.value.code == "invalid_design_doc"
 
 
 @pytest.mark.parametrize("reduce", ["_sum", " _sum ", "_sum\n \r\nand others", "_sum // of all"])
-def test_what_stands_behind_the_name_of_a_built_in_reduce_counts_for_nothing(reduce):
+def test_text_after_a_built_in_reduce_name_is_ignored(reduce):
     design = parse_design({"views": {"v": {"map": "d => emit(1)", "reduce": reduce}}}, "d")
     assert design.views[0].reduce == "_sum"
 
 
 @pytest.mark.parametrize("reduce", ["_product", "_summary", "_", "_ sum"])
-def test_names_that_only_begin_like_a_built_in_reduce_are_none(reduce):
+def test_prefixes_of_built_in_reduce_names_are_not_built_in(reduce):
     with pytest.raises(UsageError, match="no built-in reduce"):
         parse_design({"views": {"v": {"map": "d => emit(1)", "reduce": reduce}}}, "d")
 

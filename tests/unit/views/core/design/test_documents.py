@@ -74,7 +74,7 @@ def test_seqnos_are_seen_where_asked_for():
         assert json.loads(text)["_local_seq"] == 77
 
 
-def test_keys_that_are_no_documents_are_left_out():
+def test_keys_that_are_not_document_ids_are_left_out():
     for key in (b"\xff\x00", b"_local/x", b"_design/x", b"_"):
         assert texts(key, b"{}") == []
     assert texts(b"_local/x", b"{}", include_design=True) == []
@@ -82,7 +82,7 @@ def test_keys_that_are_no_documents_are_left_out():
     assert json.loads(text)["_id"] == "_design/x"
 
 
-def test_deletions_are_seen_without_text():
+def test_deletions_have_no_text():
     frames = [
         deletion(1, b"a", 1, 2, 3, 4), expiration(2, b"b", 1, 2, 3, 4),
         deletion(1, b"_x", 1, 1, 1, 1),
@@ -127,7 +127,7 @@ def test_keys_without_text(key):
     assert document_text(key, b"{}") is None
 
 
-def test_documents_are_made_once_for_all_who_see_the_same(monkeypatch):
+def test_equal_documents_are_parsed_once(monkeypatch):
     made = []
     real = Documents.of
     monkeypatch.setattr(Documents, "of", lambda self, *all: made.append(1) or real(self, *all))

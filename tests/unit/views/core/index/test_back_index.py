@@ -75,7 +75,7 @@ def test_the_same_keys_with_other_values_leave_the_back_index_alone():
     assert trees == [[(row_key(A, b"d"), 3, row_value([(b"1", b"new")]))], []]
 
 
-def test_of_a_document_that_occurs_twice_the_last_counts():
+def test_the_last_of_two_changes_of_a_document_counts():
     documents = [DocumentRows(3, b"d", [(0, A, b"1", b"x")]), DocumentRows(3, b"d")]
     assert operations(documents) == ([], [[], []])
 
@@ -85,7 +85,7 @@ ROWS = st.lists(st.tuples(st.integers(0, 1), st.sampled_from([A, B]), SHORT, SHO
 
 
 @given(st.dictionaries(st.tuples(st.integers(0, 9), st.binary(max_size=3)), ROWS, max_size=9))
-def test_of_nothing_before_it_makes_the_rows_that_a_change_would(found):
+def test_first_rows_equal_those_of_a_change(found):
     documents = [DocumentRows(*key, rows) for key, rows in found.items()]
     back, trees = first_rows_of(documents, 2)
     assert (sorted(back), [sorted(rows) for rows in trees]) == operations(documents)

@@ -42,7 +42,7 @@ def stored_is_live(store, made):
     return store.nodes.keys() == live
 
 
-def test_old_roots_are_let_go_one_commit_after_the_other():
+def test_each_commit_releases_old_roots():
     store = MemoryIndexStore()
     made = begun(store)
     for value in range(9):
@@ -89,7 +89,7 @@ def test_a_snapshot_reads_with_the_reductions_of_the_tree():
         assert snapshot.back.count() == 0
 
 
-def test_a_snapshot_that_is_open_for_too_long_is_cut_off():
+def test_a_snapshot_open_too_long_is_closed():
     store = MemoryIndexStore()
     made = begun(store)
     put(made, (b"a", b"old"))
@@ -125,7 +125,7 @@ def test_a_snapshot_that_expires_while_a_node_is_read_is_not_damage():
     assert raised.value.code == "snapshot_expired"
 
 
-def test_only_so_many_snapshots(monkeypatch):
+def test_the_number_of_snapshots_is_bounded(monkeypatch):
     monkeypatch.setattr(commits, "SNAPSHOTS_MAX", 2)
     made = begun(MemoryIndexStore())
     first, _ = made.snapshot(0), made.snapshot(0)
@@ -187,7 +187,7 @@ def test_a_commit_that_fails_changes_nothing_and_numbers_are_not_given_again():
     assert begun(store.durable()).newest == made.newest
 
 
-def test_nodes_of_a_load_that_came_to_no_commit_are_removed(monkeypatch):
+def test_nodes_of_an_uncommitted_load_are_removed(monkeypatch):
     monkeypatch.setattr("millstream.trees.core.writer.SINK_BYTES_MAX", 1)
     store = MemoryIndexStore()
     made = begun(store)
@@ -208,7 +208,7 @@ def test_nodes_of_a_load_that_came_to_no_commit_are_removed(monkeypatch):
     assert stored_is_live(after_kill, again)
 
 
-def test_going_back_frees_what_came_after():
+def test_a_rollback_frees_later_nodes():
     store = MemoryIndexStore()
     made = begun(store, KeptBounds(4, 4))
     put(made, (b"a", b"1"))

@@ -98,7 +98,7 @@ def test_a_snapshot_that_is_begun_anew_is_left_out(bucket: FakeBucket) -> None:
     reader.check()
 
 
-def test_a_lost_connection_costs_what_was_cut_off_and_nothing_else(bucket: FakeBucket) -> None:
+def test_a_lost_connection_loses_only_the_open_snapshot(bucket: FakeBucket) -> None:
     bucket.partitions[1].forget_memory(5)
     reader = Reader(bucket)
     while 1 not in reader.build.positions:

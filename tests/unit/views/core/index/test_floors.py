@@ -31,7 +31,7 @@ def test_a_floor_is_reached_on_the_history_that_is_followed(floor: Floor, is_lat
     assert below_floor(header(), {0: floor}, {}, [0]) == ([0] if is_late else [])
 
 
-def test_a_source_tells_of_a_newer_history_before_there_is_anything_new() -> None:
+def test_a_newer_history_is_known_before_new_changes() -> None:
     at_40 = header(Position(0xA, 40, 40, 40))
     judged = {0: Judged(NEW, 40)}
     assert below_floor(at_40, {0: Floor(6, 40)}, {}, [0]) == [0]
@@ -39,7 +39,7 @@ def test_a_source_tells_of_a_newer_history_before_there_is_anything_new() -> Non
     assert below_floor(header(), {0: Floor(6, 40)}, judged, [0]) == [0], "50 was lost"
 
 
-def test_what_the_source_has_got_since_it_was_asked_is_not_refused() -> None:
+def test_newer_changes_of_the_source_are_accepted() -> None:
     assert below_floor(header(), {0: Floor(5, 50)}, {0: Judged(OLD, 10)}, [0]) == []
 
 

@@ -67,7 +67,7 @@ def test_bitmaps_have_their_partitions(partitions):
 
 
 @pytest.mark.parametrize("data", [b"", b"\x80", b"\xc1", b"rubbish", b"\x81\xa6commit\xff"])
-def test_rubbish_is_no_header(data):
+def test_random_bytes_are_not_a_header(data):
     for given_data, match in ((data, "checksum"), (with_checksum(data), "header")):
         with pytest.raises(CorruptionError, match=match) as raised:
             decode_header(given_data)
@@ -82,7 +82,7 @@ def test_a_changed_byte_is_damage(header, at, byte):
         decode_header(bytes(data))
 
 
-def test_what_queries_ask_for_is_that_of_the_header():
+def test_queries_use_the_values_of_the_header():
     positions = {p: Position(7, p, p, p) for p in range(3)}
     header = Header(
         signature="", collation="", reduces=(), positions=positions,
@@ -97,7 +97,7 @@ def test_what_queries_ask_for_is_that_of_the_header():
     assert msgspec.structs.replace(header, states=states).active == 0
 
 
-def test_what_counts_and_what_is_dirty():
+def test_active_and_dirty_partitions():
     header = Header(
         signature="", collation="", reduces=(),
         states={0: "active", 1: "passive", 2: "cleanup", 3: "active"},

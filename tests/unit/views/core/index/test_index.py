@@ -245,7 +245,7 @@ def live_nodes(store, index):
     return [n for root in index.newest.roots for n in tree_model.live_nodes(store, root)]
 
 
-def test_one_goes_back_behind_a_build(index, store):
+def test_a_rollback_may_go_behind_a_build(index, store):
     publish(index, {0: part(0, 5, (b"x", [row(A)]))})
     documents = [(0, b"d%04d" % n) for n in range(1000)]
     done = index.rebuild(index.newest.fence, {0: part(0, 600)}, JUDGED, *runs(documents), 9)
@@ -337,7 +337,7 @@ def test_without_a_root_that_serves_only_the_partitions_concerned_are_filled_ane
     assert sound(index, store)
 
 
-def test_void_rows_that_nobody_fills_anew_are_cleaned_in_the_background(store):
+def test_void_rows_without_a_refill_are_cleaned_in_the_background(store):
     index = opened(store, KeptBounds(1, 1))
     index.set_states([0], [], 6)
     index.take_over("test", 6)
@@ -417,7 +417,7 @@ def test_a_commit_that_fails_changes_nothing(index, store):
         lambda index: index.roll_back({0: Judged((FailoverEntry(9, 0, 9),), 0)}, 9),
     ],
 )
-def test_what_an_update_that_broke_off_had_replaced_stays(header_commit):
+def test_an_interrupted_update_keeps_the_old_rows(header_commit):
     store = MemoryIndexStore()
     index = opened(store, KeptBounds(1, 1))
     index.set_states([0, 1], [2], 6)

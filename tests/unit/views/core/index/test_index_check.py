@@ -66,7 +66,7 @@ def test_a_damaged_node(store, commit):
     assert "checksum" in checked(store).damage
 
 
-def test_headers_that_lie(store):
+def test_headers_with_wrong_members(store):
     for values, match in (
         ({"commit": 77}, "says it is 77"),
         ({"signature": "x"}, "is of x"),

@@ -49,7 +49,7 @@ def test_indexes_near_each_other_are_read_for_from_the_lowest_place_of_each_part
     assert not groups[0].is_first
 
 
-def test_one_that_is_far_behind_is_read_for_alone_until_it_is_near() -> None:
+def test_an_index_far_behind_is_read_alone_until_it_is_near() -> None:
     members = [Member("a", {0: at(50)}), Member("b", {0: at(45)}), Member("c", {0: at(9)})]
 
     assert [g.signatures for g in plan(members, gap_max=7)] == [("a", "b"), ("c",)]
@@ -58,7 +58,7 @@ def test_one_that_is_far_behind_is_read_for_alone_until_it_is_near() -> None:
     assert [g.signatures for g in plan(members, gap_max=7)] == [("a", "b", "c")]
 
 
-def test_those_that_never_read_anything_are_built_together() -> None:
+def test_new_indexes_are_built_together() -> None:
     members = [Member(name, {0: Place(), 1: Place()}, is_new=True) for name in "ab"]
     groups = plan([*members, Member("c", {0: at(3), 1: Place()})], gap_max=7)
 
@@ -81,14 +81,14 @@ def test_those_that_never_read_anything_are_built_together() -> None:
         ([0, 10**6], {0: 10**9, 1: 5}, True),  # the second one is ahead, and counts for nothing
     ],
 )
-def test_what_lacks_far_more_than_it_has_is_built_anew(
+def test_an_index_that_lacks_most_changes_is_rebuilt(
     has: list[int], highs: dict[int, int], is_worth: bool
 ) -> None:
     places = {p: Place(Position(1, seqno, seqno, seqno)) for p, seqno in enumerate(has)}
     assert is_worth_building(places, highs) == is_worth
 
 
-def test_those_that_run_together_are_not_parted() -> None:
+def test_indexes_of_one_group_stay_together() -> None:
     members = [Member("a", {0: at(50)}, "one"), Member("b", {0: at(2)}, "one")]
 
     assert [g.signatures for g in plan(members, gap_max=7)] == [("a", "b")]
@@ -110,7 +110,7 @@ def test_inside_a_snapshot_only_what_is_complete_counts_for_others() -> None:
         st.dictionaries(st.integers(0, 3), st.integers(0, 30).map(at), min_size=1), max_size=6
     )
 )
-def test_no_index_is_forgotten_and_none_skips_anything(places: list[dict[int, Place]]) -> None:
+def test_every_index_reads_every_change(places: list[dict[int, Place]]) -> None:
     members = [Member(str(number), each) for number, each in enumerate(places)]
 
     groups = plan(members, gap_max=9)
@@ -172,7 +172,7 @@ def bucket() -> FakeBucket:
     return FakeBucket([FakePartition(number) for number in range(2)])
 
 
-def test_whole_snapshots_are_taken_when_they_are_old_or_somebody_waits(bucket: FakeBucket) -> None:
+def test_complete_snapshots_are_taken_when_old_or_awaited(bucket: FakeBucket) -> None:
     bucket.partitions[0].fill("abc")
     bucket.partitions[1].fill("xXy")
     reader = Reader(bucket)
@@ -192,7 +192,7 @@ def test_whole_snapshots_are_taken_when_they_are_old_or_somebody_waits(bucket: F
     assert reader.feed.gathered_bytes == 0
 
 
-def test_many_changes_are_committed_though_nobody_waits(
+def test_many_changes_are_committed_without_a_waiting_query(
     bucket: FakeBucket, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(indexer, "COMMIT_CHANGES", 3)
@@ -207,7 +207,7 @@ def test_many_changes_are_committed_though_nobody_waits(
     assert COMMIT_CHANGES > 3
 
 
-def test_what_comes_later_goes_on_where_the_part_before_ended(bucket: FakeBucket) -> None:
+def test_parts_continue_where_the_previous_ended(bucket: FakeBucket) -> None:
     bucket.partitions[0].fill("ab")
     reader = Reader(bucket)
     reader.read()
@@ -273,7 +273,7 @@ def test_a_feed_goes_on_inside_a_snapshot(bucket: FakeBucket) -> None:
     assert reader.rows[0] == partition.state_at(6)
 
 
-def test_while_it_is_full_nothing_is_acknowledged(
+def test_a_full_buffer_acknowledges_nothing(
     bucket: FakeBucket, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     bucket.partitions[0].fill("abcdef")
@@ -313,7 +313,7 @@ def test_a_refused_stream_ends_the_feed(bucket: FakeBucket) -> None:
     assert not reader.feed.is_denied
 
 
-def test_what_is_apart_shares_no_group():
+def test_separate_indexes_share_no_group():
     members = [
         Member("a", {0: at(5)}, "g"),
         Member("b", {0: at(5)}, "g"),

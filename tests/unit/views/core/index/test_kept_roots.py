@@ -45,7 +45,7 @@ def test_the_newest_are_kept_and_older_ones_spaced_in_time():
     assert after(range(31)) == [0, 10, 20, 29, 30]
 
 
-def test_none_is_too_old_and_not_too_many_are_kept():
+def test_kept_roots_are_bounded_in_age_and_number():
     assert after([0, 20, 40, 101, 102]) == [20, 40, 101, 102]
     assert after([0, 1, 500, 501]) == [500, 501]
     assert after(range(0, 91, 10)) == [40, 50, 60, 70, 80, 90]
@@ -75,7 +75,7 @@ def test_a_range_counts_as_the_nodes_that_were_there():
 
 
 @given(st.lists(st.integers(0, 40)), st.integers(1, 5), st.integers(0, 9), st.integers(0, 20))
-def test_what_is_kept_is_some_of_what_was(gaps, newest, more, spacing):
+def test_kept_roots_are_a_subset_of_former_roots(gaps, newest, more, spacing):
     bounds = KeptBounds(newest, newest + more, 100, spacing, 50)
     kept, now_ms = [], 0
     for commit, gap in enumerate(gaps):
@@ -103,7 +103,7 @@ def test_a_free_list_comes_back_from_its_bytes(numbers, ranges):
     assert decode_free_list(encode_free_list(free)) == free
 
 
-def test_rubbish_is_no_free_list():
+def test_random_bytes_are_not_a_free_list():
     with pytest.raises(CorruptionError):
         decode_free_list(with_checksum(b"\x91\x01"))
     with pytest.raises(CorruptionError, match="checksum"):

@@ -30,7 +30,7 @@ def test_without_a_pipeline_nothing_is_offered():
     assert not offers.holds("s", LARGE, ATTACHED_S), "it went away"
 
 
-def test_what_is_small_is_not_offered(offers):
+def test_small_builds_are_not_offered(offers):
     assert not offers.holds("s", LARGE - 1, 0)
     assert offers.holds("s", LARGE, 0)
     assert offers.heard([], 0) == ["s"]
@@ -38,7 +38,7 @@ def test_what_is_small_is_not_offered(offers):
     assert offers.heard([], 1) == []
 
 
-def test_what_is_not_known_to_be_large_waits_and_is_not_offered_yet(offers):
+def test_builds_of_unknown_size_wait_without_an_offer(offers):
     assert offers.holds("s", None, 0)
     assert offers.heard([], 0) == []
     assert not offers.take("s", 0)
@@ -46,7 +46,7 @@ def test_what_is_not_known_to_be_large_waits_and_is_not_offered_yet(offers):
     assert offers.heard([], 1) == ["s"]
 
 
-def test_who_is_not_known_to_be_large_in_time_is_built_and_not_declined(offers):
+def test_builds_of_unknown_size_are_built_after_the_wait(offers):
     """What was not offered is not declined; it has all its time once it is known to be large."""
     assert offers.holds("s", None, OFFER_S - 1)
     offers.heard([], 2 * OFFER_S)
@@ -63,7 +63,7 @@ def test_who_is_not_known_to_be_large_in_time_is_built_and_not_declined(offers):
     assert offers.heard([], now + OFFER_S) == []
 
 
-def test_what_is_needed_no_more_is_not_offered(offers):
+def test_builds_no_longer_needed_are_not_offered(offers):
     assert offers.holds("s", LARGE, 0)
     offers.withdraw("s", 6, is_needed=False)
     assert offers.heard([], 6) == []
@@ -73,7 +73,7 @@ def test_what_is_needed_no_more_is_not_offered(offers):
     assert offers.holds("s", LARGE, 100 + OFFER_S - 1)
 
 
-def test_who_asks_again_and_again_for_a_short_while_has_it_built(offers):
+def test_repeated_short_requests_get_the_build(offers):
     """Each waits for less than an offer lasts, and all of them together no longer."""
     assert offers.holds("s", LARGE, 0)
     offers.withdraw("s", OFFER_S - 3, is_needed=True)
@@ -91,7 +91,7 @@ def test_how_long_it_was_not_known_to_be_large_is_remembered(offers):
     assert offers.holds("s", LARGE, OFFER_S)
 
 
-def test_an_offer_that_nobody_takes_is_declined(offers):
+def test_an_offer_without_taker_is_declined(offers):
     assert offers.holds("s", LARGE, 0)
     assert offers.holds("s", LARGE, OFFER_S - 1)
     assert not offers.holds("s", LARGE, OFFER_S)
@@ -101,7 +101,7 @@ def test_an_offer_that_nobody_takes_is_declined(offers):
     assert offers.holds("s", LARGE, OFFER_S + DECLINED_S)
 
 
-def test_one_that_is_taken_is_waited_for_while_its_pipeline_says_it_builds(offers):
+def test_a_taken_build_is_waited_for_while_its_pipeline_reports(offers):
     assert offers.holds("s", LARGE, 0)
     assert offers.take("s", 1)
     assert offers.take("s", 1), "asked again: the answer was lost"
@@ -118,7 +118,7 @@ def test_one_that_is_taken_is_waited_for_while_its_pipeline_says_it_builds(offer
     assert offers.lapsed(now) == []
 
 
-def test_one_that_is_built_goes_back_at_once(offers):
+def test_a_finished_build_is_returned_at_once(offers):
     offers.holds("s", LARGE, 0)
     offers.ended("s")
     assert offers.lapsed(0) == [], "it was not taken"
@@ -127,7 +127,7 @@ def test_one_that_is_built_goes_back_at_once(offers):
     assert offers.lapsed(0) == ["s"]
 
 
-def test_what_is_forgotten_begins_anew(offers):
+def test_a_forgotten_build_starts_over(offers):
     offers.holds("s", LARGE, 0)
     offers.take("s", 0)
     offers.forget("s")
@@ -147,7 +147,7 @@ STEPS = st.lists(
 
 
 @given(STEPS)
-def test_no_build_is_held_up_for_ever(steps):
+def test_every_wait_for_a_build_ends(steps):
     """Whatever happened before: once the pipeline is silent the node builds within the bounds."""
     offers, now = Offers(), 0.0
 

@@ -26,13 +26,13 @@ def why(here, read, judged=JUDGED, partition=0):
     return why_left_out(header(here), partition, read, judged)
 
 
-def test_what_goes_on_from_the_position_is_published():
+def test_parts_that_continue_the_position_are_published():
     assert why(Position(), part(Position(), closed(10))) is None
     assert why(closed(10), part(closed(10), closed(20))) is None
     assert why(Position(1, 12, 10, 20), part(Position(1, 12, 10, 20), closed(20))) is None
 
 
-def test_what_begins_earlier_is_published_but_not_inside_a_snapshot():
+def test_parts_that_begin_earlier_are_published_outside_snapshots():
     inside = Position(1, 15, 10, 20)
     assert why(inside, part(closed(10), closed(20))) is None
     assert why(inside, part(closed(5), closed(20))) is None
@@ -53,7 +53,7 @@ def test_what_begins_earlier_is_published_but_not_inside_a_snapshot():
         ("nothing_new", closed(10), part(Position(), closed(9)), JUDGED),
     ],
 )
-def test_what_is_left_out(reason, here, read, judged):
+def test_parts_that_are_left_out(reason, here, read, judged):
     assert why(here, read, judged) == reason
 
 

@@ -25,7 +25,7 @@ def header(commit, seqnos, cleanup=(), void=0):
     )  # fmt: skip
 
 
-def test_refused_are_those_that_their_source_refuses():
+def test_partitions_refused_by_their_source():
     newest = header(3, {0: 50, 1: 51, 2: 99})
     assert refused_partitions(newest, JUDGED) == [1, 2]
     assert refused_partitions(newest, {0: JUDGED[0], 2: JUDGED[2]}) == [2]
@@ -60,7 +60,7 @@ def test_partitions_that_are_gone_now_are_not_judged_but_cleaned_again():
     assert made.positions == {0: closed(10)}
 
 
-def test_what_comes_from_where():
+def test_members_of_a_rolled_back_header():
     older = header(1, {0: 10, 1: 20}, void=0b10)
     newest = header(7, {0: 60, 1: 70}, void=0b01)
     newest = replace(newest, states={0: "passive", 1: "active"})

@@ -32,7 +32,7 @@ def test_rows_come_back_by_blocks():
     assert rows_of(block_of_rows([]) + END) == []
 
 
-def test_blocks_are_of_so_many_rows_and_bytes():
+def test_blocks_are_bounded_in_rows_and_bytes():
     small = [(b"%06d" % n, 0, b"") for n in range(BLOCK_ROWS * 2 + 1)]
     assert [*map(len, rows_of(b"".join(blocks_of(small)) + END))] == [BLOCK_ROWS, BLOCK_ROWS, 1]
     large = [(b"%d" % n, 0, bytes(BLOCK_BYTES // 3)) for n in range(7)]
@@ -61,13 +61,13 @@ def test_documents_come_back():
 
 
 @pytest.mark.parametrize("size", range(len(WHOLE)))
-def test_what_is_cut_is_refused(size):
+def test_truncated_bytes_are_refused(size):
     with pytest.raises(UsageError, match="'r1' cannot be used"):
         rows_of(WHOLE[:size])
 
 
 @pytest.mark.parametrize("at", range(8, 40))
-def test_what_is_damaged_is_refused(at):
+def test_damaged_bytes_are_refused(at):
     with pytest.raises(UsageError) as caught:
         rows_of(WHOLE[:at] + bytes([WHOLE[at] ^ 1]) + WHOLE[at + 1 :])
     assert caught.value.code == "bad_run"

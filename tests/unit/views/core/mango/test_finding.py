@@ -20,7 +20,7 @@ def find(**options):
     return parse_find({"selector": {}} | options)
 
 
-def test_what_is_not_given():
+def test_defaults_of_options():
     found = find()
     assert (found.limit, found.skip, found.sort, found.fields) == (LIMIT_DEFAULT, 0, (), ())
     assert (found.use_index, found.after, found.bookmark) == ((), None, NO_BOOKMARK)
@@ -28,7 +28,7 @@ def test_what_is_not_given():
     assert not found.descending | found.stable | found.conflicts | found.execution_stats
 
 
-def test_what_is_given():
+def test_options_that_are_given():
     found = find(
         use_index="_design/d/n", limit=0, skip=3, sort=[{"a": "desc"}], fields=["a.b", "c"], r=2,
         partition="", conflicts=True, stale="ok", execution_stats=True, bookmark=None,

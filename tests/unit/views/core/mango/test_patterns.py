@@ -132,7 +132,7 @@ def test_long_texts_are_no_matter_where_steps_repeat():
         "a" * (PATTERN_CHARACTERS_MAX + 1), "((a{100}){100}){100}", "((?:){1000}){1000}",
     ],
 )  # fmt: skip
-def test_what_is_refused(pattern):
+def test_refused_patterns(pattern):
     with pytest.raises(PatternError):
         compile_pattern(pattern)
 

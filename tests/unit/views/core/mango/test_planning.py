@@ -139,7 +139,7 @@ def test_ranges(selector, start, end):
         {"_id": {"$gt": "b", "$lt": "B"}},
     ],
 )
-def test_what_nothing_can_match(selector):
+def test_selectors_that_match_nothing(selector):
     assert plan(selector).is_empty
 
 

@@ -133,7 +133,7 @@ def test_an_empty_range_has_no_group_at_all():
     assert list(find_groups(view_of(EMITS), query, None)) == [[]]
 
 
-def test_a_group_shows_the_text_of_its_first_key_uncut_where_it_can():
+def test_a_group_shows_the_full_text_of_its_first_key_if_possible():
     emits = [Emit("b", 0, [1.0, 2], 1), Emit("a", 0, [1, 2], 1), Emit("c", 0, [1.0, 3], 1)]
     view = view_of(emits)
 

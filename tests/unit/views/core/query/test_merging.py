@@ -127,7 +127,7 @@ def test_rows_that_need_no_order_are_not_counted():
     }  # fmt: skip
 
 
-def test_nothing_is_given_out_before_every_node_has_been_heard():
+def test_no_row_is_sent_before_all_nodes_answered():
     merge = RowMerge("ab", Query())
     merge.receive("a", Rows(0, [b"1", b"3"], [row_value([(b"1", b"1")])] * 2))
     assert merge.waiting() == ["b"]
@@ -142,7 +142,7 @@ def test_nothing_is_given_out_before_every_node_has_been_heard():
     assert merge.is_done
 
 
-def test_a_node_that_sends_what_does_not_belong_here_is_refused():
+def test_unexpected_messages_of_a_node_are_refused():
     merge = RowMerge("ab", Query())
     merge.receive("a", Rows(1, [b"1"], [row_value([(b"1", b"1")])]))
     groups = Groups([Group(0, b"", b"", b"null", b"")])

@@ -136,7 +136,7 @@ def test_an_empty_range_has_no_rows_at_all():
         (True, {"conflicts": True}),
     ],
 )
-def test_contradictions_are_refused(has_reduce, options):
+def test_contradicting_parameters_are_refused(has_reduce, options):
     with pytest.raises(UsageError) as caught:
         parse_query(options).check(has_reduce)
     assert caught.value.code == "query_parse_error"
@@ -233,7 +233,7 @@ def test_old_names_of_update():
     assert parse_query({"update": False}) == from_url(("update", "false")) == Query(update="false")
 
 
-def test_parameters_that_nobody_knows_are_ignored():
+def test_unknown_parameters_are_ignored():
     known = parse_query(url_options([("limit", "3")]))
     assert parse_query(url_options([("limit", "3"), ("deleted", "ok"), ("x", "{")])) == known
     assert parse_query(body_options(b'{"limit":3,"deleted":"ok","x":{}}')) == known
@@ -255,7 +255,7 @@ def test_wrong_texts_are_refused(name, text):
 
 @pytest.mark.parametrize("text", ["", "abc", "[1", "[" * 100_000, "\ud800", "NaN"])
 @pytest.mark.parametrize("name", ["key", "keys", "startkey", "endkey"])
-def test_a_key_that_is_no_json_is_a_bad_request(name, text):
+def test_a_key_that_is_not_json_is_a_bad_request(name, text):
     with pytest.raises(UsageError) as caught:
         from_url((name, text))
     assert caught.value.code == "bad_request"
@@ -287,7 +287,7 @@ def test_a_body_has_plain_members_and_the_url_wins_over_it():
         b" " * QUERY_BODY_BYTES_MAX + b"{}",
     ],
 )
-def test_a_body_that_is_no_object_or_too_long_is_a_bad_request(body):
+def test_a_body_that_is_too_long_or_not_an_object_is_a_bad_request(body):
     with pytest.raises(UsageError) as caught:
         body_options(body)
     assert caught.value.code == "bad_request"
@@ -331,7 +331,7 @@ texts = st.sampled_from(
 
 
 @given(st.lists(st.tuples(names, texts), max_size=4), st.booleans())
-def test_no_parameters_raise_anything_but_a_refusal(parameters, has_reduce):
+def test_any_parameters_are_accepted_or_refused(parameters, has_reduce):
     try:
         query = parse_query(url_options(parameters))
         query.check(has_reduce)
@@ -344,6 +344,6 @@ def test_no_parameters_raise_anything_but_a_refusal(parameters, has_reduce):
 
 
 @given(st.binary(max_size=30) | st.text(max_size=20).map(lambda text: text.encode()))
-def test_no_body_raises_anything_but_a_refusal(body):
+def test_any_body_is_accepted_or_refused(body):
     with suppress(UsageError):
         parse_query(body_options(body))

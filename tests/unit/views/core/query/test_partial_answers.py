@@ -55,7 +55,7 @@ def test_groups_arrive_as_they_were_found():
     assert len(expected) == 2
 
 
-def test_a_failure_says_what_befell():
+def test_a_failure_gives_its_reason():
     (failure,) = messages_of(part_failure(UnavailableError("too slow", code="snapshot_expired")))
     assert failure == Failure("snapshot_expired", "too slow")
 
@@ -72,14 +72,14 @@ def test_a_failure_says_what_befell():
         b"\0\0\0\0",
     ],
 )
-def test_what_is_no_part_is_refused(data):
+def test_bytes_that_are_not_a_part_are_refused(data):
     with pytest.raises(RemoteProtocolError) as caught:
         PartCutter().receive(data)
     assert caught.value.code == "bad_part"
 
 
 @given(st.binary(max_size=60))
-def test_no_bytes_make_it_raise_anything_else(body):
+def test_any_bytes_are_decoded_or_refused(body):
     try:
         found = PartCutter().receive(len(body).to_bytes(4, "big") + body)
     except RemoteProtocolError:

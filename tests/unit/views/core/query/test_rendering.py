@@ -50,12 +50,12 @@ def test_groups(number):
     assert msgspec.json.decode(text) == {"rows": expected}
 
 
-def test_errors_stand_behind_the_rows():
+def test_errors_come_after_the_rows():
     text = head_text() + tail_text([{"from": "n1", "reason": "gone"}])
     assert msgspec.json.decode(text) == {"rows": [], "errors": [{"from": "n1", "reason": "gone"}]}
 
 
-def test_empty_pieces_leave_no_trace():
+def test_empty_pieces_are_skipped():
     pieces = [b"", b"1", b"", b"", b"2,3", b"", b"4", b""]
     assert b"".join(rendered(b"[", pieces, b"]")) == b"[1,\r\n2,3,\r\n4]"
     assert len(list(rendered(b"[", pieces, b"]"))) == len(pieces) + 2

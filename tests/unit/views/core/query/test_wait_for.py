@@ -48,7 +48,7 @@ def test_inside_a_snapshot_only_what_lies_before_it_is_reached():
     assert not has_reached(Position(0xA, 40, 20, 40), 30)
 
 
-def test_nothing_wanted_is_reached_by_an_index_that_has_nothing():
+def test_an_empty_index_reaches_an_empty_vector():
     assert judge(token(0xA, 0), Position(), ()) == "reached"
     assert judge(token(0xA, 1), Position(), ()) == "waiting"
 
@@ -67,7 +67,7 @@ def test_a_larger_seqno_of_another_branch_is_not_reached():
     assert judge(token(0xA, 60), closed(0xB, 90), FORKED, FORKED) == "unreachable"
 
 
-def test_what_the_source_does_not_contain_is_unreachable():
+def test_positions_unknown_to_the_source_are_unreachable():
     assert judge(token(0xA, 51), closed(0xA, 10), FIRST, FORKED) == "unreachable"
     assert judge(token(0xC, 5), closed(0xA, 10), FIRST, FIRST) == "unreachable"
     assert judge(token(0xA, 50), closed(0xA, 10), FIRST, FORKED) == "waiting"
@@ -121,19 +121,19 @@ def test_the_largest_text_is_within_its_bound():
         "", "5", "5-", "5-!!", "5-\u00e9", "5-kA0", "5-" + "A" * VECTOR_TEXT_BYTES_MAX,
     ],
 )  # fmt: skip
-def test_what_is_no_vector_is_refused(form):
+def test_texts_that_are_not_vectors_are_refused(form):
     with pytest.raises(UsageError) as caught:
         vector_from_json(form)
     assert caught.value.code == "query_parse_error"
 
 
 @given(st.text(max_size=40) | st.binary(max_size=30).map(lambda body: "1-" + body.hex()))
-def test_no_text_makes_the_decoder_raise_anything_else(text):
+def test_any_text_is_decoded_or_refused(text):
     with suppress(UsageError):
         vector_from_json(text)
 
 
-def test_errors_name_what_was_not_reached():
+def test_errors_name_the_positions_not_reached():
     wanted = {n: token(0xA, 9) for n in range(8)}
     late = not_reached(wanted, {0: closed(0xA, 3)}, set(wanted))
     assert (late.code, late.retry) == ("timeout", "backoff")
@@ -143,7 +143,7 @@ def test_errors_name_what_was_not_reached():
     assert "partition 3 at ['00000000000a', 9, 9, 9]" in str(gone)
 
 
-def test_what_lies_before_a_new_branch_is_reached_though_the_index_has_not_heard_of_it():
+def test_positions_before_a_new_branch_are_reached_before_it_is_known():
     """A restart of the source begins a branch; nothing new may ever come to tell the index."""
     assert judge(token(0xB, 50), closed(0xA, 50), FIRST) == "waiting"
     assert judge(token(0xB, 50), closed(0xA, 50), FIRST, FORKED) == "reached"

@@ -111,7 +111,7 @@ def test_statistics_of_arrays_and_of_numbers_do_not_merge() -> None:
     assert rule.final(rule.merge([parts[3], parts[3]])) == []
 
 
-def test_what_cannot_be_ranked_is_illegal() -> None:
+def test_unordered_values_are_illegal() -> None:
     deep: Any = 1
     for _ in range(300):
         deep = [deep]

@@ -100,11 +100,11 @@ def test_stats_merge_exactly(values, cut):
         max_leaves=6,
     ), max_size=5),
 )  # fmt: skip
-def test_no_value_raises(name, values):
+def test_any_value_is_reduced_or_an_error_value(name, values):
     merge(name, [reduce_values(name, values), reduce_values(name, values)])
 
 
-def test_giants_and_depth_are_error_values():
+def test_huge_and_deep_values_are_error_values():
     assert is_error(reduce_values("_sum", [10**400, 1.5]))
     deep: object = 1
     for _ in range(100_000):

@@ -23,8 +23,13 @@ from millstream.coordination.core.namespace.commands.command import (
     Words,
     sub_commands,
 )
-from millstream.coordination.core.namespace.commands.locks import guarded, need_session, there
-from millstream.coordination.core.namespace.commands.semaphores import SIZE_MAX, begin
+from millstream.coordination.core.namespace.commands.locks import guarded
+from millstream.coordination.core.namespace.commands.semaphores import (
+    SIZE_MAX,
+    beginning,
+    cancelling,
+    destroying,
+)
 from millstream.coordination.core.namespace.paths import parse_path
 from millstream.coordination.core.namespace.refused import Refused
 from millstream.coordination.core.namespace.state.claims import Mode, Phase
@@ -34,17 +39,6 @@ from millstream.coordination.core.namespace.state.waits import PENDING
 from millstream.vsr.core.values import OK, error, status
 
 __all__ = ["BARRIER_COMMANDS"]
-
-
-def _init(words: Words) -> Call:
-    size = words.number(1, SIZE_MAX)
-    path = parse_path(words.take())
-    words.end()
-
-    def execute(job: Job) -> bytes:
-        return begin(job, path, Primitive(is_barrier=True, size=size))
-
-    return Call(execute, (path,), needs_session=True)
 
 
 def _wait(words: Words) -> Call:
@@ -76,47 +70,23 @@ def _arrived(job: Job, element: int) -> bytes:
     return status(b"GO")
 
 
-def _cancel(words: Words) -> Call:
-    path = parse_path(words.take())
-    words.end()
-
-    def execute(job: Job) -> bytes:
-        job.state.synchronisation.cancel(job, there(job, (path,)), (Mode.PLACE,))
-        return OK
-
-    return Call(execute, (path,), needs_session=True)
-
-
-def _destroy(words: Words) -> Call:
-    path = parse_path(words.take())
-    words.end()
-
-    def execute(job: Job) -> bytes:
-        need_session(job)
-        if job.state.elements.find(path) is None:
-            return OK  # so a request that is repeated under another number ends well
-        (element,) = guarded(job, (path,))
-        sync = job.state.synchronisation
-        barrier = sync.primitive(element)
-        if barrier is None or not barrier.is_barrier:
-            return OK
-        sync.set_primitive(element, None)
-        answer = error("DESTROYED", "the barrier was destroyed")
-        for name in [name for name, _ in sync.claims.of(element, Phase.WAITING, Mode.PLACE)]:
-            sync.waits.finish(job, name, lambda _asked: answer, with_notice=True)
-        return OK
-
-    return Call(execute, (path,), needs_session=True)
+def _destroyed(job: Job, element: int, _: Primitive) -> bytes:
+    sync = job.state.synchronisation
+    sync.set_primitive(element, None)
+    answer = error("DESTROYED", "the barrier was destroyed")
+    for name in [name for name, _ in sync.claims.of(element, Phase.WAITING, Mode.PLACE)]:
+        sync.waits.finish(job, name, lambda _asked: answer, with_notice=True)
+    return OK
 
 
 BARRIER_COMMANDS: Final[Mapping[bytes, tuple[str, Command]]] = {
     b"BARRIER": (
         "BARRIER INIT size path, or BARRIER WAIT|CANCEL|DESTROY path",
         sub_commands({
-            b"INIT": (f"BARRIER INIT 1..{SIZE_MAX} path", _init),
+            b"INIT": (f"BARRIER INIT 1..{SIZE_MAX} path", beginning(is_barrier=True)),
             b"WAIT": ("BARRIER WAIT path", _wait),
-            b"CANCEL": ("BARRIER CANCEL path", _cancel),
-            b"DESTROY": ("BARRIER DESTROY path", _destroy),
+            b"CANCEL": ("BARRIER CANCEL path", cancelling(Mode.PLACE)),
+            b"DESTROY": ("BARRIER DESTROY path", destroying(_destroyed, is_barrier=True)),
         }),
     ),
 }  # fmt: skip

@@ -13,7 +13,7 @@ Source: V2R2, "SEMAPHORE".
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Final
 
 from millstream.coordination.core.namespace.commands.command import (
@@ -31,18 +31,14 @@ from millstream.coordination.core.namespace.state.state import Job
 from millstream.coordination.core.namespace.state.waits import PENDING
 from millstream.vsr.core.values import OK, status
 
-__all__ = ["SEMAPHORE_COMMANDS", "SIZE_MAX", "begin"]
+__all__ = ["SEMAPHORE_COMMANDS", "SIZE_MAX", "beginning", "cancelling", "destroying"]
 
 SIZE_MAX: Final = (1 << 31) - 1
 """Largest size of a semaphore or a barrier."""
 
 
-def begin(job: Job, path: Path, primitive: Primitive) -> bytes:
-    """Have a semaphore or a barrier on an element; return the reply.
-
-    Raises:
-        Refused: SYNCTYPE, if there is another one, or there are locks.
-    """
+def _begin(job: Job, path: Path, primitive: Primitive) -> bytes:
+    """Raise SYNCTYPE, if there is another one, or there are locks."""
     (element,) = guarded(job, (path,))
     sync = job.state.synchronisation
     known = sync.primitive(element)
@@ -61,15 +57,20 @@ def begin(job: Job, path: Path, primitive: Primitive) -> bytes:
     return OK
 
 
-def _init(words: Words) -> Call:
-    size = words.number(1, SIZE_MAX)
-    path = parse_path(words.take())
-    words.end()
+def beginning(*, is_barrier: bool) -> Command:
+    """Return the command that makes a semaphore or a barrier."""
 
-    def execute(job: Job) -> bytes:
-        return begin(job, path, Primitive(is_barrier=False, size=size))
+    def parse(words: Words) -> Call:
+        size = words.number(1, SIZE_MAX)
+        path = parse_path(words.take())
+        words.end()
 
-    return Call(execute, (path,), needs_session=True)
+        def execute(job: Job) -> bytes:
+            return _begin(job, path, Primitive(is_barrier=is_barrier, size=size))
+
+        return Call(execute, (path,), needs_session=True)
+
+    return parse
 
 
 def _semaphore(job: Job, element: int) -> Primitive:
@@ -137,36 +138,46 @@ def _release(words: Words) -> Call:
     return Call(execute, (path,), needs_session=True)
 
 
-def _cancel(words: Words) -> Call:
-    path = parse_path(words.take())
-    words.end()
+def cancelling(mode: Mode) -> Command:
+    """Return the command that ends a session's wait for a unit or for a place."""
 
-    def execute(job: Job) -> bytes:
-        job.state.synchronisation.cancel(job, there(job, (path,)), (Mode.UNIT,))
-        return OK
+    def parse(words: Words) -> Call:
+        path = parse_path(words.take())
+        words.end()
 
-    return Call(execute, (path,), needs_session=True)
+        def execute(job: Job) -> bytes:
+            job.state.synchronisation.cancel(job, there(job, (path,)), (mode,))
+            return OK
 
+        return Call(execute, (path,), needs_session=True)
 
-def _destroy(words: Words) -> Call:
-    path = parse_path(words.take())
-    words.end()
-
-    def execute(job: Job) -> bytes:
-        need_session(job)
-        if job.state.elements.find(path) is None:
-            return OK  # so a request that is repeated under another number ends well
-        (element,) = guarded(job, (path,))
-        return _destroyed(job, element)
-
-    return Call(execute, (path,), needs_session=True)
+    return parse
 
 
-def _destroyed(job: Job, element: int) -> bytes:
+def destroying(destroy: Callable[[Job, int, Primitive], bytes], *, is_barrier: bool) -> Command:
+    """Return the command that ends the semaphore or the barrier of an element, if it has one."""
+
+    def parse(words: Words) -> Call:
+        path = parse_path(words.take())
+        words.end()
+
+        def execute(job: Job) -> bytes:
+            need_session(job)
+            if job.state.elements.find(path) is None:
+                return OK  # so a request that is repeated under another number ends well
+            (element,) = guarded(job, (path,))
+            primitive = job.state.synchronisation.primitive(element)
+            if primitive is None or primitive.is_barrier != is_barrier:
+                return OK
+            return destroy(job, element, primitive)
+
+        return Call(execute, (path,), needs_session=True)
+
+    return parse
+
+
+def _destroyed(job: Job, element: int, semaphore: Primitive) -> bytes:
     sync = job.state.synchronisation
-    semaphore = sync.primitive(element)
-    if semaphore is None or semaphore.is_barrier:
-        return OK
     if not sync.is_used(element):
         sync.set_primitive(element, None)
         return OK
@@ -181,11 +192,11 @@ SEMAPHORE_COMMANDS: Final[Mapping[bytes, tuple[str, Command]]] = {
     b"SEMAPHORE": (
         "SEMAPHORE INIT size path, or SEMAPHORE ACQUIRE|RELEASE|CANCEL|DESTROY path",
         sub_commands({
-            b"INIT": (f"SEMAPHORE INIT 1..{SIZE_MAX} path", _init),
+            b"INIT": (f"SEMAPHORE INIT 1..{SIZE_MAX} path", beginning(is_barrier=False)),
             b"ACQUIRE": ("SEMAPHORE ACQUIRE path [TOKEN] [NOWAIT]", _acquire),
             b"RELEASE": ("SEMAPHORE RELEASE path", _release),
-            b"CANCEL": ("SEMAPHORE CANCEL path", _cancel),
-            b"DESTROY": ("SEMAPHORE DESTROY path", _destroy),
+            b"CANCEL": ("SEMAPHORE CANCEL path", cancelling(Mode.UNIT)),
+            b"DESTROY": ("SEMAPHORE DESTROY path", destroying(_destroyed, is_barrier=False)),
         }),
     ),
 }  # fmt: skip
