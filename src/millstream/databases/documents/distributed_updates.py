@@ -78,6 +78,8 @@ class _Edit:
         """The last decision, as it was sent."""
         self.lost: MillstreamError | None = None
         """Set if it was sent and not acknowledged."""
+        self.is_there = False
+        """Nothing has to be written: what the node has is read again, once it is durable."""
 
     def fail(self, error: MillstreamError) -> None:
         """End with an error; a change that may have been made is not reported as failed."""
@@ -211,8 +213,8 @@ class DistributedUpdate:
                 await self._write(node, together)
 
     def _is_durable_look(self, edits: Sequence[_Edit]) -> bool:
-        """Return whether the document read back may be one that was to be made durable."""
-        return self._is_durable and any(edit.lost is not None for edit in edits)
+        """Return whether the document that is read stands for a change that is to be durable."""
+        return self._is_durable and any(edit.lost or edit.is_there for edit in edits)
 
     def _not_read(self, edit: _Edit, error: MillstreamError) -> None:
         """Handle a document that cannot be read: retry where that may help."""
@@ -249,7 +251,9 @@ class DistributedUpdate:
             edit.fail(error)
             return
         if packed is None:
-            edit.result = Written(partition, 0, document)
+            if edit.is_there or now is None or not self._is_durable:
+                edit.result = Written(partition, 0, document)
+            edit.is_there = True
         edit.version, edit.after, edit.packed = version, after, packed
 
     async def _write(self, node: RemoteNode, edits: Sequence[_Edit]) -> None:

@@ -56,6 +56,7 @@ from millstream.kv.aio.documents.changes import (
     BucketChanges,
     Changes,
 )
+from millstream.kv.core.partition.partition import Partition
 from millstream.kv.core.revisions.changes_feed import Piece, in_order_of_time, lasting_mark
 from millstream.model.position import Position
 from millstream.runtime.tasks import Tasks
@@ -167,15 +168,27 @@ class DistributedWalk:
     # -- reading
 
     def lag(self) -> int:
-        """Return the number of seqnos above the reader's position, by the latest reports."""
+        """Return the number of seqnos above the reader's position, by the latest reports.
+
+        It may be too large, and never too small, while it is not known what a majority has.
+        """
         self._here.check()
         partitions = self._router.bucket.partitions
         for number in self._here.positions:
-            self._marks[number] = lasting_mark(partitions[number])
+            self._marks[number] = self._mark_here(partitions[number])
         return sum(
             max(0, mark - self.tokens.position(number).seqno)
             for number, mark in enumerate(self._marks)
         )
+
+    def _mark_here(self, partition: Partition) -> int:
+        """Return what lasts of a partition; while that is not known yet, all that it has."""
+        try:
+            return lasting_mark(partition)
+        except MillstreamError as error:
+            if not self._may_pass(error, HERE):
+                raise
+            return partition.high_seqno
 
     async def pieces(self) -> AsyncGenerator[Piece, None]:
         """Yield the changes available now, each partition to the end of one snapshot.
@@ -189,7 +202,7 @@ class DistributedWalk:
         self._drop_stale()
         waiting = frozenset[int]().union(*(lane.numbers for lane in self._watched.values()))
         async with aclosing(self._read(self._numbers - waiting)) as reading:
-            if self._is_small():
+            if self.lag() <= ORDERED_CHANGES_MAX:
                 for gathered in in_order_of_time(await _gathered(reading)):
                     yield gathered
             async for piece in reading:
@@ -197,15 +210,6 @@ class DistributedWalk:
         for number, position in enumerate(self._positions):
             if self.tokens.position(number) != position:
                 self.tokens.move(number, position)
-
-    def _is_small(self) -> bool:
-        """Return whether the reader lacks so little that it is ordered by time."""
-        try:
-            return self.lag() <= ORDERED_CHANGES_MAX
-        except MillstreamError as error:
-            if not self._may_pass(error, HERE):
-                raise
-            return False
 
     async def _read(self, numbers: frozenset[int]) -> AsyncGenerator[Piece, None]:
         """Yield the changes of partitions, lane by lane, on whatever nodes they end up."""

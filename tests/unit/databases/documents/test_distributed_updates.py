@@ -14,7 +14,7 @@ from millstream.databases.routing import TRIES_MAX
 from millstream.documents.sent import parse_sent
 from millstream.documents.stored import StoredDocument
 from millstream.documents.updating import LongDecision, interactive, replicated
-from millstream.errors import ConditionError, MillstreamError, UsageError
+from millstream.errors import ConditionError, MillstreamError, UnavailableError, UsageError
 from millstream.gateway.core.api.documents import Decide, Written
 from millstream.gateway.core.api.stored import (
     Asked,
@@ -370,3 +370,24 @@ async def test_mistakes_are_found(
 
     with pytest.raises(AssertionError, match="a change"):
         await run_all()
+
+
+async def test_what_a_peer_sends_again_is_acknowledged_once_what_is_there_lasts(
+    nodes: SharingNodes,
+) -> None:
+    doc_id = nodes.id_at("b")
+    edit = (doc_id, from_peer(doc_id, "f"))
+    await nodes["b"].own.update(BUCKET, [edit], is_durable=False)
+    [again] = await change(nodes, edit)
+    assert isinstance(again, Written)
+    assert again.seqno == 0, "nothing was changed"
+    reads = [one for _, one in nodes.network.asked if isinstance(one, ReadStored)]
+    assert [one.is_durable for one in reads] == [False, True]
+    assert nodes.network.requests(WriteStored) == []
+
+    async def fail(number: int, seqno: int) -> None:
+        raise UnavailableError("gone", code="ambiguous")
+
+    nodes["b"].running.documents._until_durable = fail
+    [refusal] = await change(nodes, edit)
+    assert code_of(refusal) == "ambiguous"
