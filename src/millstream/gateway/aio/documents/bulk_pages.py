@@ -4,8 +4,8 @@ Invariants:
 1. `_bulk_docs` and `_bulk_get` answer in the order of what was asked, one entry each, but for
    `new_edits=false`, where only refusals are told.
 2. A bad document among good ones is refused alone; a request that makes no sense, whole.
-3. What was answered as stored is durable, also if it was there already. So is what `_revs_diff` says
-   is there, and what `_bulk_get` shows.
+3. What was answered as stored is durable, also if it was there already. So is what `_revs_diff`
+   says is there, and what `_bulk_get` shows.
 
 Elsewhere: single documents (`document_pages`), the changes (`writing`), purges
 (`purge_pages`), texts (`documents.reading`).
