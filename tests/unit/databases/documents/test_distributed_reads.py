@@ -97,10 +97,12 @@ async def test_in_a_managed_cluster_reads_wait_for_a_node_to_be_replaced(
     nodes: SharingNodes, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(Router, "is_managed", True)
+    monkeypatch.setattr(distributed_reads, "PAUSE_S", 0.05)
     ids = await fill(nodes, 30)
     nodes.network.down.add("b")
     reading = Tasks().start(read(nodes, ids), name="test")
-    await asyncio.wait([reading], timeout=0.002)
+    await asyncio.wait([reading], timeout=0.01)
+    assert not reading.done()
     nodes.network.down.clear()
     assert await reading == [b"{}"] * 30
 
