@@ -128,11 +128,15 @@ class OwnBucket:
             self.changed()
 
     def lacking(self) -> frozenset[int]:
-        """Return the partitions without a copy on this node."""
+        """Return the partitions without a copy on this node, or with one that is not filled yet.
+
+        A copy that has just been begun has no design documents, whatever the active one has.
+        """
         return frozenset(
             partition.partition_id
             for partition in self.bucket.partitions
             if partition.state in (PartitionState.ABSENT, PartitionState.DEAD)
+            or (partition.state is not PartitionState.ACTIVE and not partition.high_seqno)
         )
 
     def lacks_designs(self) -> bool:

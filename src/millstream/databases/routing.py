@@ -14,6 +14,8 @@ Invariants:
    node, nobody else is known to have it, and the request is refused at once.
 5. A request that was sent and not answered is sent again once, and only if that is harmless.
    Otherwise the result is `ambiguous`.
+6. In a managed cluster readers wait for a fail-over or a move instead of failing (`may_pass`), for
+   `FAIL_OVER_S_MAX` without progress. With a map that people write, a failed node is told at once.
 
 Elsewhere: maps (`model.bucket_map`), requests to other nodes (`databases.remote_node`), answers of
 this node (`databases.documents.local_node`), documents in order
@@ -24,7 +26,9 @@ this node (`databases.documents.local_node`), documents in order
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncGenerator, Awaitable, Callable, Iterable
+import time
+from collections.abc import AsyncGenerator, Awaitable, Callable, Iterable, Iterator
+from itertools import chain, repeat
 from typing import Final, Literal, NamedTuple, Protocol, TypeVar
 
 from millstream.cluster.cluster_state import NodeAt
@@ -36,9 +40,9 @@ from millstream.kv.core.copies.active import check_served, place_of
 from millstream.model.partitions import PartitionState, partition_of
 
 __all__ = [
-    "HERE", "LOCAL_PREFIX", "PAUSES_S", "PAUSE_S", "TRIES_MAX", "HereNode", "KnownPlace", "Node",
-    "Place", "Plan", "Router", "ambiguous", "ask_owners", "at_owner", "has_moved", "is_elsewhere",
-    "nowhere", "together",
+    "FAIL_OVER_S_MAX", "HERE", "LOCAL_PREFIX", "PAUSES_S", "PAUSE_S", "TRIES_MAX", "HereNode",
+    "KnownPlace", "Node", "Place", "Plan", "Router", "ambiguous", "ask_owners", "at_owner",
+    "has_moved", "is_elsewhere", "may_pass", "nowhere", "pauses", "together", "tries_max",
 ]  # fmt: skip
 
 HERE: Final = "here"
@@ -53,6 +57,12 @@ TRIES_MAX: Final = 10
 """How often the owner of a document is looked up in the newest map until a node has it."""
 PAUSE_S: Final = 0.2
 """Pause before the next lookup of the owner of a document."""
+FAIL_OVER_S_MAX: Final = 10.0
+"""How long requests are repeated, without progress, in a bucket of a managed cluster. There a node
+that fails is replaced by itself, within some seconds."""
+_TRIES_MANAGED_MAX: Final = int(FAIL_OVER_S_MAX / PAUSE_S)
+_PASSING: Final = ("majority_unknown", "node_failed", "temporarily_unavailable")
+"""Errors of a partition that is moved or promoted: they end by themselves in a managed cluster."""
 _A = TypeVar("_A")
 
 
@@ -125,6 +135,11 @@ class Router:
     def is_shared(self) -> bool:
         """Return whether other nodes may have partitions."""
         return self.bucket.map is not None
+
+    @property
+    def is_managed(self) -> bool:
+        """Return whether a cluster manager gives the partitions of a failed node to others."""
+        return self.bucket.serves_by_rights
 
     @property
     def is_alone(self) -> bool:
@@ -213,7 +228,7 @@ async def at_owner(
         MillstreamError: why the node refuses.
     """
     may_repeat = is_harmless
-    for last in range(TRIES_MAX - 1, -1, -1):
+    for last in range(tries_max(router.is_managed) - 1, -1, -1):
         place = router.place(key)
         try:
             if place is not None:
@@ -226,7 +241,7 @@ async def at_owner(
             may_repeat = False
             continue
         except MillstreamError as error:
-            if not has_moved(error, place) or not last:
+            if not may_pass(error, router.is_managed, place) or not last:
                 raise
         if last:
             await asyncio.sleep(PAUSE_S)
@@ -244,9 +259,10 @@ async def ask_owners(
         kind: of the answers.
 
     Raises:
-        UnavailableError: `not_my_partition`, after all `PAUSES_S`; `node_failed`; `isolated`.
+        UnavailableError: `not_my_partition`, after all pauses; `node_failed`; `isolated`;
+            `majority_unknown`.
     """
-    pauses = iter(PAUSES_S)
+    left, may_repeat = pauses(router.is_managed), router.is_managed
     while True:
         plan = router.plan(range(router.bucket.partition_count))
         check_served(router.bucket, plan.own)
@@ -260,9 +276,13 @@ async def ask_owners(
                 router.node(place).ask(asked(numbers), kind) for place, numbers in shares
             )
         except MillstreamError as error:
-            pause = next(pauses, None)
-            if not has_moved(error) or pause is None:
+            pause = next(left, None)
+            if not may_pass(error, router.is_managed) or pause is None:
                 raise
+            if isinstance(error, OutcomeUnknownError):
+                if not may_repeat:
+                    raise
+                may_repeat = False
         await asyncio.sleep(pause)
 
 
@@ -289,6 +309,28 @@ def has_moved(error: MillstreamError, place: Place = None) -> bool:
 def is_elsewhere(error: MillstreamError, place: Place = None) -> bool:
     """Return whether the error means that another node may have the partition: to be retried."""
     return has_moved(error, place) or error.code == "node_failed"
+
+
+def may_pass(error: MillstreamError, is_managed: bool, place: Place = None) -> bool:
+    """Return whether a request that was not carried out may soon succeed, here or elsewhere."""
+    return has_moved(error, place) or (is_managed and error.code in _PASSING)
+
+
+def pauses(is_managed: bool) -> Iterator[float]:
+    """Yield the pauses before partitions are requested again; the time runs from the first on."""
+    if not is_managed:
+        yield from PAUSES_S
+        return
+    end_s = time.monotonic() + FAIL_OVER_S_MAX
+    for pause_s in chain(PAUSES_S, repeat(PAUSES_S[-1])):
+        if time.monotonic() >= end_s:
+            return
+        yield pause_s
+
+
+def tries_max(is_managed: bool) -> int:
+    """Return how often the owner of a document is looked up, `PAUSE_S` apart."""
+    return _TRIES_MANAGED_MAX if is_managed else TRIES_MAX
 
 
 def ambiguous(doc_id: str, error: MillstreamError) -> UnavailableError:

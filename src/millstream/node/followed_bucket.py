@@ -87,6 +87,7 @@ class FollowedBucket:
     # -- as `databases.documents.distributed_reads.Places`
 
     is_shared = True
+    is_managed = False
 
     def node(self, place: KnownPlace) -> Node:
         """Return the node at a place; this node has no documents."""

@@ -4,7 +4,7 @@ import msgspec
 import pytest
 
 from millstream.cluster import peers as neighbours
-from millstream.model.partitions import partition_of
+from millstream.model.partitions import PartitionState, partition_of
 from support.kv.two_engines import BUCKET, PARTITIONS, two_engines, until
 
 VIEWS = {"views": {"v": {"map": "function (doc) { emit(doc._id); }"}}}
@@ -51,6 +51,20 @@ async def test_what_is_told_has_another_revision_when_it_changed(two):
     await until(lambda: own.elsewhere)
     assert (await own.shared()).designs == told.designs  # those of others are theirs to tell
     assert sorted((await own.order())["designs"]) == sorted([name, two.design_of("b")])
+
+
+async def test_a_copy_that_is_not_filled_yet_hides_no_design_document_of_the_active_one(two):
+    own, name = own_of(two, "a"), two.design_of("b")
+    await two.design(name, VIEWS)
+    await until(lambda: name in own.elsewhere)
+    assert [*(await own.order())["designs"]] == [name]
+    number = partition_of(f"_design/{name}".encode(), PARTITIONS)
+    await two.engines["a"].set_partition_state(BUCKET, number, PartitionState.REPLICA)
+    assert own.bucket.partitions[number].high_seqno == 0
+    assert [*(await own.order())["designs"]] == [name]
+    assert [one.name for one in await own.stored_designs()] == [name]
+    own._heard = frozenset()
+    assert own.lacks_designs(), "it is not known, and not missing"
 
 
 async def test_rows_get_the_documents_of_both_nodes(two):

@@ -14,7 +14,9 @@ from millstream.cluster.cluster_state import NodeAt
 from millstream.databases import routing
 from millstream.databases.remote_node import RemoteNode
 from millstream.databases.routing import (
+    FAIL_OVER_S_MAX,
     HERE,
+    PAUSES_S,
     TRIES_MAX,
     HereNode,
     KnownPlace,
@@ -195,6 +197,57 @@ async def test_a_node_that_may_not_serve_is_asked_again_unless_it_is_this_one(
     with pytest.raises(UnavailableError, match="it is isolated"):
         await do(nodes, "a", doing)
     assert doing.done == ["here"]
+
+
+@pytest.fixture
+def managed(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(Router, "is_managed", True)
+
+
+@pytest.mark.parametrize("code", ["node_failed", "majority_unknown", "temporarily_unavailable"])
+async def test_with_a_map_that_people_write_a_failure_is_told_at_once(
+    nodes: SharingNodes, code: str
+) -> None:
+    doing = Doing(UnavailableError("it fails", code=code))
+    with pytest.raises(UnavailableError, match="it fails"):
+        await do(nodes, "b", doing)
+    assert doing.done == ["b"]
+
+
+@pytest.mark.usefixtures("managed")
+@pytest.mark.parametrize("code", ["node_failed", "majority_unknown", "temporarily_unavailable"])
+async def test_a_cluster_manager_has_time_to_replace_a_node(
+    nodes: SharingNodes, code: str
+) -> None:
+    error = UnavailableError("it fails", code=code)
+    doing = Doing(*[error] * 2 * TRIES_MAX)
+    assert await do(nodes, "b", doing, is_harmless=False) == "b"
+    with pytest.raises(UnavailableError, match="it fails"):
+        await do(nodes, "b", Doing(*[error] * 1000))
+
+
+@pytest.mark.usefixtures("managed")
+async def test_what_was_lost_is_repeated_once_in_a_managed_cluster_too(
+    nodes: SharingNodes,
+) -> None:
+    assert await do(nodes, "b", Doing(LOST)) == "b"
+    with pytest.raises(OutcomeUnknownError):
+        await do(nodes, "b", Doing(LOST, LOST))
+    with pytest.raises(UnavailableError) as caught:
+        await do(nodes, "b", Doing(LOST), is_harmless=False)
+    assert caught.value.code == "ambiguous"
+
+
+def test_pauses_end_with_the_time_of_a_fail_over(monkeypatch: pytest.MonkeyPatch) -> None:
+    now_s = 100.0
+    monkeypatch.setattr(routing.time, "monotonic", lambda: now_s)
+    assert tuple(routing.pauses(is_managed=False)) == PAUSES_S
+    taken = []
+    for pause_s in routing.pauses(is_managed=True):
+        taken.append(pause_s)
+        now_s += pause_s
+    assert tuple(taken[: len(PAUSES_S)]) == PAUSES_S
+    assert FAIL_OVER_S_MAX <= sum(taken) < FAIL_OVER_S_MAX + PAUSES_S[-1]
 
 
 async def test_the_map_is_believed_where_this_node_may_not_serve(nodes: SharingNodes) -> None:

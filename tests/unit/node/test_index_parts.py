@@ -109,7 +109,7 @@ class Managed:
 
     async def refused(self, name, design, **options):
         with pytest.raises(MillstreamError) as raised:
-            await self.rows(name, design, **options)
+            await self.rows(name, design, timeout=1000, **options)
         return raised.value.code
 
 
@@ -259,7 +259,7 @@ async def test_a_part_is_handed_over_and_no_answer_shows_less_than_one_before(ma
             managed.write()
         for name in "ab":
             try:
-                found = await managed.keys(name, managed.design, update="false")
+                found = await managed.keys(name, managed.design, update="false", timeout=1)
             except UnavailableError as error:
                 if error.code != "index_moving":
                     raise

@@ -21,11 +21,11 @@ from typing import Generic, Protocol, TypeVar
 from millstream.databases.routing import (
     HERE,
     PAUSE_S,
-    TRIES_MAX,
     KnownPlace,
     Node,
     Place,
-    has_moved,
+    may_pass,
+    tries_max,
 )
 from millstream.documents.stored import StoredDocument, load
 from millstream.errors import MillstreamError, OutcomeUnknownError, UnavailableError
@@ -56,6 +56,10 @@ class Places(Protocol):
     @property
     def is_shared(self) -> bool:
         """Return whether other nodes may have partitions."""
+
+    @property
+    def is_managed(self) -> bool:
+        """Return whether a cluster manager gives the partitions of a failed node to others."""
 
     def node(self, place: KnownPlace) -> Node:
         """Return the node at a place."""
@@ -94,6 +98,8 @@ class DistributedReads(Generic[_T]):
         """Answers, by the number of the document."""
         self._why: dict[int, MillstreamError] = {}
         """Why a node did not answer for a document, last."""
+        self._vain = 0
+        """Tries since the last answer. Once there are no more, each document has one."""
 
     async def read_all(
         self, doc_ids: Sequence[str]
@@ -116,17 +122,18 @@ class DistributedReads(Generic[_T]):
 
     async def _fetch(self, keys: dict[int, bytes], number: int) -> None:
         """Fetch a document, and some later ones; raises if no node has it."""
-        for last in range(TRIES_MAX - 1, -1, -1):
+        while True:
             if self._places.place(keys[number]) is not None:
                 await self._ask_all(keys, number)
             if number in self._fetched:
+                self._vain = 0
                 return
-            if not self._places.is_shared:
+            self._vain += 1
+            if not self._places.is_shared or self._vain >= tries_max(self._places.is_managed):
                 break
-            if last:
-                await asyncio.sleep(PAUSE_S)
+            await asyncio.sleep(PAUSE_S)
         why = self._why.get(number)
-        if why is not None and why.code == "isolated":
+        if why is not None and why.code != "not_my_partition":
             raise why
         raise self._places.no_owner(keys[number])
 
@@ -153,14 +160,17 @@ class DistributedReads(Generic[_T]):
         node = self._places.node(place)
         ids = [key.decode() for key in keys.values()]
         asked = ReadStored(self._places.uuid, ids, self._is_durable, self._bytes_max)
+        is_managed = self._places.is_managed
         try:
             found = await read_stored(node, asked)
+        except OutcomeUnknownError as error:
+            if place in self._lost:
+                self._fetched.update(dict.fromkeys(keys, error))
+            self._lost.add(place)
+            return
         except MillstreamError as error:
-            if has_moved(error, place):
+            if may_pass(error, is_managed, place):
                 self._why |= dict.fromkeys(keys, error)
-                return
-            if isinstance(error, OutcomeUnknownError) and place not in self._lost:
-                self._lost.add(place)
                 return
             self._fetched.update(dict.fromkeys(keys, error))
             return
@@ -168,7 +178,7 @@ class DistributedReads(Generic[_T]):
             try:
                 self._fetched[number] = node, checked(key, one, is_own=place == HERE)
             except MillstreamError as error:
-                if has_moved(error, place):
+                if may_pass(error, is_managed, place):
                     self._why[number] = error
                 else:
                     self._fetched[number] = error

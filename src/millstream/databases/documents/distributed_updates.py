@@ -32,7 +32,15 @@ from millstream.databases.documents.distributed_reads import (
 )
 from millstream.databases.documents.local_documents import Documents
 from millstream.databases.remote_node import RemoteNode
-from millstream.databases.routing import HERE, PAUSE_S, TRIES_MAX, Router, ambiguous, has_moved
+from millstream.databases.routing import (
+    HERE,
+    PAUSE_S,
+    Router,
+    ambiguous,
+    has_moved,
+    may_pass,
+    tries_max,
+)
 from millstream.documents.stored import Packed, StoredDocument, pack
 from millstream.documents.updating import LongDecision
 from millstream.errors import MillstreamError, OutcomeUnknownError, UnavailableError
@@ -78,6 +86,8 @@ class _Edit:
         """The last decision, as it was sent."""
         self.lost: MillstreamError | None = None
         """Set if it was sent and not acknowledged."""
+        self.is_there = False
+        """Nothing has to be written: what the node has is read again, once it is durable."""
 
     def fail(self, error: MillstreamError) -> None:
         """End with an error; a change that may have been made is not reported as failed."""
@@ -131,7 +141,8 @@ class DistributedUpdate:
 
     async def _make(self, wave: Sequence[_Edit]) -> None:
         """Make changes of different documents."""
-        for last in range(TRIES_MAX - 1, -1, -1):
+        tries = tries_max(self._router.is_managed)
+        for last in range(tries - 1, -1, -1):
             by_place: dict[NodeAt | str, list[_Edit]] = {}
             for edit in wave:
                 where = self._router.place(edit.key)
@@ -153,7 +164,7 @@ class DistributedUpdate:
             if last and any(edit.why is not None for edit in wave):
                 await asyncio.sleep(PAUSE_S)
         for edit in wave:
-            edit.fail(edit.why or _contended(edit.doc_id))
+            edit.fail(edit.why or _contended(edit.doc_id, tries))
 
     async def _here(self, edits: Sequence[_Edit]) -> None:
         """Change documents of this node."""
@@ -211,13 +222,16 @@ class DistributedUpdate:
                 await self._write(node, together)
 
     def _is_durable_look(self, edits: Sequence[_Edit]) -> bool:
-        """Return whether the document read back may be one that was to be made durable."""
-        return self._is_durable and any(edit.lost is not None for edit in edits)
+        """Return whether the document that is read stands for a change that is to be durable."""
+        return self._is_durable and any(edit.lost or edit.is_there for edit in edits)
 
     def _not_read(self, edit: _Edit, error: MillstreamError) -> None:
         """Handle a document that cannot be read: retry where that may help."""
-        may_help = isinstance(error, OutcomeUnknownError) and edit.why is None
-        if has_moved(error) or may_help:
+        if isinstance(error, OutcomeUnknownError):
+            may_help = edit.why is None
+        else:
+            may_help = may_pass(error, self._router.is_managed)
+        if may_help:
             edit.why = error
         else:
             edit.fail(error)
@@ -249,7 +263,9 @@ class DistributedUpdate:
             edit.fail(error)
             return
         if packed is None:
-            edit.result = Written(partition, 0, document)
+            if edit.is_there or now is None or not self._is_durable:
+                edit.result = Written(partition, 0, document)
+            edit.is_there = True
         edit.version, edit.after, edit.packed = version, after, packed
 
     async def _write(self, node: RemoteNode, edits: Sequence[_Edit]) -> None:
@@ -270,7 +286,7 @@ class DistributedUpdate:
             return
         except MillstreamError as error:
             for edit in edits:
-                edit.fail(error)
+                self._not_written(edit, error)
             return
         for edit, one in zip(edits, made, strict=True):
             await self._answered(node, edit, one)
@@ -289,11 +305,14 @@ class DistributedUpdate:
                 except MillstreamError as error:
                     edit.fail(error)
             case Refused():
-                refusal = error_of(one)
-                if has_moved(refusal):
-                    edit.why = refusal
-                else:
-                    edit.fail(refusal)
+                self._not_written(edit, error_of(one))
+
+    def _not_written(self, edit: _Edit, error: MillstreamError) -> None:
+        """Handle a change that a node has not made: retry where another node will have it."""
+        if has_moved(error) or (self._router.is_managed and error.code == "node_failed"):
+            edit.why = error
+        else:
+            edit.fail(error)
 
     async def _give(self, node: RemoteNode, edit: _Edit, name: bytes) -> None:
         """Send the bytes of an attachment to the owner of the document."""
@@ -328,9 +347,8 @@ def _bytes_of(packed: Packed | None) -> int:
     return 0 if packed is None else len(packed.value or b"") + len(packed.sidecar)
 
 
-def _contended(doc_id: str) -> UnavailableError:
+def _contended(doc_id: str, times: int) -> UnavailableError:
     return UnavailableError(
-        f"document {doc_id!r} changed {TRIES_MAX} times while this change of it was made; try "
-        "again",
+        f"document {doc_id!r} changed {times} times while this change of it was made; try again",
         code="temporarily_unavailable",
     )

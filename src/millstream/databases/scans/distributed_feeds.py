@@ -9,7 +9,7 @@ Invariants:
    separately.
 2. If the owner of a partition refuses, fails or sends an unexpected response, the partition is
    requested again from the node that the map then names, after the last received change. After all
-   `PAUSES_S` without progress the feed fails.
+   pauses without progress the feed fails.
 3. Memory holds one piece of one node, or at most `ORDERED_BYTES_MAX` of a small answer.
 4. Before the effects of a purge are sent to the reader, the reader's token has the new purge
    epoch.
@@ -28,7 +28,15 @@ from contextlib import aclosing, suppress
 from typing import Final, NamedTuple
 
 from millstream.cluster.cluster_state import NodeAt
-from millstream.databases.routing import HERE, PAUSES_S, Router, is_elsewhere, nowhere
+from millstream.databases.routing import (
+    HERE,
+    Place,
+    Router,
+    is_elsewhere,
+    may_pass,
+    nowhere,
+    pauses,
+)
 from millstream.databases.scans.bucket_view import BucketView, OwnerState
 from millstream.documents.tokens import (
     SPREAD_PURGED,
@@ -48,6 +56,7 @@ from millstream.kv.aio.documents.changes import (
     BucketChanges,
     Changes,
 )
+from millstream.kv.core.partition.partition import Partition
 from millstream.kv.core.revisions.changes_feed import Piece, in_order_of_time, lasting_mark
 from millstream.model.position import Position
 from millstream.runtime.tasks import Tasks
@@ -159,15 +168,27 @@ class DistributedWalk:
     # -- reading
 
     def lag(self) -> int:
-        """Return the number of seqnos above the reader's position, by the latest reports."""
+        """Return the number of seqnos above the reader's position, by the latest reports.
+
+        It may be too large, and never too small, while it is not known what a majority has.
+        """
         self._here.check()
         partitions = self._router.bucket.partitions
         for number in self._here.positions:
-            self._marks[number] = lasting_mark(partitions[number])
+            self._marks[number] = self._mark_here(partitions[number])
         return sum(
             max(0, mark - self.tokens.position(number).seqno)
             for number, mark in enumerate(self._marks)
         )
+
+    def _mark_here(self, partition: Partition) -> int:
+        """Return what lasts of a partition; while that is not known yet, all that it has."""
+        try:
+            return lasting_mark(partition)
+        except MillstreamError as error:
+            if not self._may_pass(error, HERE):
+                raise
+            return partition.high_seqno
 
     async def pieces(self) -> AsyncGenerator[Piece, None]:
         """Yield the changes available now, each partition to the end of one snapshot.
@@ -192,7 +213,8 @@ class DistributedWalk:
 
     async def _read(self, numbers: frozenset[int]) -> AsyncGenerator[Piece, None]:
         """Yield the changes of partitions, lane by lane, on whatever nodes they end up."""
-        left, pauses = set(numbers), iter(PAUSES_S)
+        is_managed = self._router.is_managed
+        left, waits = set(numbers), pauses(is_managed)
         while True:
             before = list(self._positions)
             failure: MillstreamError | None = None
@@ -206,14 +228,14 @@ class DistributedWalk:
                             yield piece
                     left.difference_update(lane.numbers)
                 except MillstreamError as error:
-                    if not is_elsewhere(error, lane.node or HERE):
+                    if not self._may_pass(error, lane.node or HERE):
                         raise
                     failure = error
             if failure is None:
                 return
             if before != self._positions:
-                pauses = iter(PAUSES_S)
-            pause = next(pauses, None)
+                waits = pauses(is_managed)
+            pause = next(waits, None)
             if pause is None:
                 raise failure
             await asyncio.sleep(pause)
@@ -321,9 +343,12 @@ class DistributedWalk:
         try:
             return self._here.has_more()
         except MillstreamError as error:
-            if not is_elsewhere(error):
+            if not self._may_pass(error):
                 raise
             return True
+
+    def _may_pass(self, error: MillstreamError, place: Place = None) -> bool:
+        return is_elsewhere(error, place) or may_pass(error, self._router.is_managed, place)
 
     def _watch(self) -> None:
         """Ask every other node to answer when it has more."""

@@ -5,7 +5,7 @@ merged.
 
 Invariants:
 1. A partition is read by one node at a time. If that node refuses or fails, the nodes that the map
-   then names continue after the last received document. After all `PAUSES_S` without progress the
+   then names continue after the last received document. After all pauses without progress the
    scan fails.
 2. At most one message per node is held, whatever the size of the answer.
 3. Partitions of this node are not requested from other nodes.
@@ -25,12 +25,13 @@ from typing import Final, NamedTuple, TypeVar
 from millstream.cluster.cluster_state import NodeAt
 from millstream.databases.routing import (
     HERE,
-    PAUSES_S,
     Place,
     Router,
     ask_owners,
     is_elsewhere,
+    may_pass,
     nowhere,
+    pauses,
     together,
 )
 from millstream.databases.scans.local_scan import Range, scanned
@@ -113,7 +114,7 @@ class DistributedScan:
                 assert lane.head is not None
                 yield lane.head
                 failure = await _failure_of(lane.advance())
-                if failure is not None and not is_elsewhere(failure, lane.place):
+                if failure is not None and not self._may_pass(failure, lane.place):
                     raise failure
                 if failure is not None or lane.is_over:
                     lanes.remove(lane)
@@ -124,7 +125,7 @@ class DistributedScan:
         self, numbers: Sequence[int], wanted: Range, closing: AsyncExitStack
     ) -> list[_Lane]:
         """Return lanes at their first document, without empty ones."""
-        left, found, pauses = list(numbers), list[_Lane](), iter(PAUSES_S)
+        left, found, waits = list(numbers), list[_Lane](), pauses(self._router.is_managed)
         while True:
             plan = self._router.plan(left)
             lanes = [
@@ -145,10 +146,13 @@ class DistributedScan:
                     found.append(lane)
             if failure is None:
                 return found
-            pause = next(pauses, None)
-            if pause is None or not is_elsewhere(failure):
+            pause = next(waits, None)
+            if pause is None or not self._may_pass(failure):
                 raise failure
             await asyncio.sleep(pause)
+
+    def _may_pass(self, error: MillstreamError, place: Place = None) -> bool:
+        return is_elsewhere(error, place) or may_pass(error, self._router.is_managed, place)
 
     async def _own(
         self, numbers: Sequence[int], wanted: Range

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import asyncio
+from collections import Counter
 from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any
@@ -10,7 +12,7 @@ import pytest
 
 from millstream.databases.documents import distributed_reads as distributed_reads
 from millstream.databases.documents import local_node as stored_documents
-from millstream.databases.routing import TRIES_MAX
+from millstream.databases.routing import TRIES_MAX, KnownPlace, Router, tries_max
 from millstream.documents.stored import StoredDocument
 from millstream.errors import CorruptionError, MillstreamError
 from millstream.gateway.core.api import stored as stored_host
@@ -23,6 +25,7 @@ from millstream.gateway.core.api.stored import (
     WrittenList,
 )
 from millstream.model.partitions import PartitionState
+from millstream.runtime.tasks import Tasks
 from support.http.sharing_nodes import BUCKET, SharingNodes, lost, sharing_nodes
 from support.kv.running_bucket import put
 
@@ -88,6 +91,39 @@ async def test_a_node_that_is_down_costs_one_attempt(nodes: SharingNodes) -> Non
         assert (one == b"{}") is (nodes.owner(doc_id) != "b")
     failures = {id(one) for one in found if isinstance(one, MillstreamError)}
     assert len(failures) == 1, "it was tried once"
+
+
+async def test_in_a_managed_cluster_reads_wait_for_a_node_to_be_replaced(
+    nodes: SharingNodes, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(Router, "is_managed", True)
+    monkeypatch.setattr(distributed_reads, "PAUSE_S", 0.05)
+    ids = await fill(nodes, 30)
+    nodes.network.down.add("b")
+    reading = Tasks().start(read(nodes, ids), name="test")
+    await asyncio.wait([reading], timeout=0.01)
+    assert not reading.done()
+    nodes.network.down.clear()
+    assert await reading == [b"{}"] * 30
+
+
+async def test_in_a_managed_cluster_the_wait_for_a_node_is_that_of_one_document(
+    nodes: SharingNodes, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(Router, "is_managed", True)
+    ids = await fill(nodes, 30)
+    nodes.network.down.add("b")
+    asked, node = Counter[str](), Router.node
+
+    def counted(router: Router, place: KnownPlace) -> Any:
+        asked[str(place)] += 1
+        return node(router, place)
+
+    monkeypatch.setattr(Router, "node", counted)
+    found = await read(nodes, ids)
+    codes = {doc_id: getattr(one, "code", "") for doc_id, one in zip(ids, found, strict=True)}
+    assert codes == {one: "node_failed" if nodes.owner(one) == "b" else "" for one in ids}
+    assert max(asked.values()) <= tries_max(is_managed=True) + 30
 
 
 async def test_a_connection_that_is_lost_once(nodes: SharingNodes) -> None:

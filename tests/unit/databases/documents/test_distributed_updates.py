@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import threading
 from collections.abc import AsyncIterator
 from pathlib import Path
@@ -10,11 +11,11 @@ from typing import Any
 import pytest
 
 from millstream.databases.documents import distributed_updates as distributed_updates
-from millstream.databases.routing import TRIES_MAX
+from millstream.databases.routing import TRIES_MAX, Router
 from millstream.documents.sent import parse_sent
 from millstream.documents.stored import StoredDocument
 from millstream.documents.updating import LongDecision, interactive, replicated
-from millstream.errors import ConditionError, MillstreamError, UsageError
+from millstream.errors import ConditionError, MillstreamError, UnavailableError, UsageError
 from millstream.gateway.core.api.documents import Decide, Written
 from millstream.gateway.core.api.stored import (
     Asked,
@@ -28,6 +29,7 @@ from millstream.gateway.core.api.stored import (
 )
 from millstream.kv.core.revisions.revision_store import Made, RevisedDocuments
 from millstream.model.partitions import PartitionState
+from millstream.runtime.tasks import Tasks
 from simulators import document_schedules
 from support.budget import budget
 from support.http.sharing_nodes import BUCKET, SharingNodes, lost, sharing_nodes
@@ -247,6 +249,42 @@ async def test_what_is_another_document_afterwards_is_ambiguous(nodes: SharingNo
     assert len(nodes.network.requests(WriteStored)) == 1
 
 
+@pytest.mark.parametrize("is_sent", [False, True])
+async def test_in_a_managed_cluster_a_change_waits_for_a_node_to_be_replaced(
+    nodes: SharingNodes, monkeypatch: pytest.MonkeyPatch, is_sent: bool
+) -> None:
+    monkeypatch.setattr(Router, "is_managed", True)
+    monkeypatch.setattr(distributed_updates, "PAUSE_S", 0.05)
+    doc_id, lose = nodes.id_at("b"), lost(WriteStored)
+
+    async def go_down(name: str, asked: Asked) -> None:
+        if isinstance(asked, WriteStored):
+            nodes.network.down.add("b")
+        await lose(name, asked)
+
+    if is_sent:
+        nodes.network.after = go_down
+    else:
+        nodes.network.down.add("b")
+    changing = Tasks().start(change(nodes, (doc_id, put())), name="test")
+    await asyncio.wait([changing], timeout=0.1)
+    assert not changing.done()
+    nodes.network.down.clear()
+    [made] = await changing
+    assert isinstance(made, Written)
+    assert made.seqno == 1
+
+
+@pytest.mark.parametrize("is_managed", [False, True])
+async def test_a_change_that_no_node_takes_is_told_as_not_made(
+    nodes: SharingNodes, monkeypatch: pytest.MonkeyPatch, is_managed: bool
+) -> None:
+    monkeypatch.setattr(Router, "is_managed", is_managed)
+    nodes.network.down.add("b")
+    [refusal] = await change(nodes, (nodes.id_at("b"), put()))
+    assert code_of(refusal) == "node_failed"
+
+
 async def test_what_cannot_be_looked_for_is_ambiguous(nodes: SharingNodes) -> None:
     lose = lost(WriteStored)
 
@@ -370,3 +408,24 @@ async def test_mistakes_are_found(
 
     with pytest.raises(AssertionError, match="a change"):
         await run_all()
+
+
+async def test_what_a_peer_sends_again_is_acknowledged_once_what_is_there_lasts(
+    nodes: SharingNodes,
+) -> None:
+    doc_id = nodes.id_at("b")
+    edit = (doc_id, from_peer(doc_id, "f"))
+    await nodes["b"].own.update(BUCKET, [edit], is_durable=False)
+    [again] = await change(nodes, edit)
+    assert isinstance(again, Written)
+    assert again.seqno == 0, "nothing was changed"
+    reads = [one for _, one in nodes.network.asked if isinstance(one, ReadStored)]
+    assert [one.is_durable for one in reads] == [False, True]
+    assert nodes.network.requests(WriteStored) == []
+
+    async def fail(number: int, seqno: int) -> None:
+        raise UnavailableError("gone", code="ambiguous")
+
+    nodes["b"].running.documents._until_durable = fail
+    [refusal] = await change(nodes, edit)
+    assert code_of(refusal) == "ambiguous"

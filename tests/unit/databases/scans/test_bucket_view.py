@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import asyncio
+
 import pytest
 
 from millstream.databases import routing
@@ -12,6 +14,7 @@ from millstream.errors import MillstreamError, UnavailableError
 from millstream.gateway.core.api.stored import Done, encode
 from millstream.gateway.core.bucket_parts import Histories, PartHistory
 from millstream.model.position import FailoverEntry, FailoverLog
+from millstream.runtime.tasks import Tasks
 from support.views.distributed_nodes import BUCKET, DistributedNodes
 
 
@@ -49,6 +52,24 @@ async def test_a_node_that_is_away_or_has_not_what_the_map_says() -> None:
     with pytest.raises(MillstreamError) as caught:
         await epoch_of(nodes, "b")
     assert caught.value.code == "not_my_partition"
+
+
+async def test_a_cluster_manager_has_time_to_replace_an_owner(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(routing.Router, "is_managed", True)
+    nodes = DistributedNodes.false("ab")
+    nodes["b"].is_dead = True
+    asking = Tasks().start(epoch_of(nodes), name="test")
+    await asyncio.wait([asking], timeout=0.01)
+    assert not asking.done()
+    nodes.move(1, "a")
+    assert await asking
+    nodes.move(1, "b")
+    monkeypatch.setattr(routing, "FAIL_OVER_S_MAX", 0.0)
+    with pytest.raises(MillstreamError) as caught:
+        await epoch_of(nodes)
+    assert caught.value.code == "node_failed"
 
 
 LOG = (FailoverEntry(1, 0, 0),)

@@ -15,8 +15,9 @@ from millstream.databases.scans import distributed_feeds as distributed_feeds
 from millstream.databases.scans import distributed_scans as distributed_scans
 from millstream.databases.scans.distributed_feeds import DistributedWalk
 from millstream.documents.tokens import parse_token
-from millstream.errors import ConditionError, MillstreamError, UsageError
+from millstream.errors import ConditionError, MillstreamError, UnavailableError, UsageError
 from millstream.kv.core.revisions.changes_feed import Piece
+from millstream.runtime.tasks import Tasks
 from millstream.wire.frames import change_of, description_bytes, seqno_of
 from support.budget import budget
 from support.views.distributed_nodes import BUCKET, DistributedNodes
@@ -26,8 +27,7 @@ PAUSES = (0.0, 0.0, 0.0)
 
 @pytest.fixture(autouse=True)
 def quick(monkeypatch: pytest.MonkeyPatch) -> None:
-    for module in (bucket_places, distributed_feeds, distributed_scans):
-        monkeypatch.setattr(module, "PAUSES_S", PAUSES)
+    monkeypatch.setattr(bucket_places, "PAUSES_S", PAUSES)
 
 
 async def begun(nodes: DistributedNodes, at: str = "a", since: Any = 0) -> DistributedWalk:
@@ -249,6 +249,52 @@ async def test_a_node_that_dies_ends_the_feed_unless_another_takes_its_place() -
     nodes.move(1, "c")
     walk = await begun(nodes)
     assert len(await read(walk)) == 3
+    walk.close()
+
+
+def unknown() -> None:
+    raise UnavailableError("copies do not follow yet", code="majority_unknown")
+
+
+@pytest.mark.parametrize("owner", ["a", "b"])
+async def test_in_a_managed_cluster_a_feed_waits_for_a_copy_that_was_promoted(
+    monkeypatch: pytest.MonkeyPatch, owner: str
+) -> None:
+    nodes = DistributedNodes.false("ab")
+    nodes.write("ab".index(owner), "abc")
+    walk = await begun(nodes)
+    partition = nodes[owner].bucket.partitions["ab".index(owner)]
+    monkeypatch.setattr(partition, "check_durable", unknown)
+    with pytest.raises(MillstreamError) as caught:
+        await read(walk)
+    assert caught.value.code == "majority_unknown"
+    monkeypatch.setattr(bucket_places.Router, "is_managed", True)
+    reading = Tasks().start(read(walk), name="test")
+    await asyncio.wait([reading], timeout=0.01)
+    assert not reading.done()
+    if owner == "a":
+        assert walk.lag() == 3, "as many may be told as pending, and none is left out"
+    monkeypatch.undo()
+    assert len(await reading) == 3
+    assert walk.lag() == 0
+    walk.close()
+
+
+async def test_in_a_managed_cluster_a_feed_that_waits_lives_through_a_promotion(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    nodes = DistributedNodes.false("ab")
+    walk = await begun(nodes)
+    assert await read(walk) == []
+    monkeypatch.setattr(bucket_places.Router, "is_managed", True)
+    partition = nodes["a"].bucket.partitions[0]
+    waiting = Tasks().start(walk.wait(30), name="test")
+    await asyncio.wait([waiting], timeout=0.01)
+    with monkeypatch.context() as promoted:
+        promoted.setattr(partition, "check_durable", unknown)
+        nodes.write(0, "a")
+        assert await waiting
+    assert len(await read(walk)) == 1
     walk.close()
 
 

@@ -27,8 +27,7 @@ async def nodes(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> AsyncIterator[DistributedNodes]:
     """Both have all documents; what is not to be a node's is dead there."""
-    for module in (routing, distributed_scans):
-        monkeypatch.setattr(module, "PAUSES_S", (0.0, 0.0, 0.0))
+    monkeypatch.setattr(routing, "PAUSES_S", (0.0, 0.0, 0.0))
     monkeypatch.setattr(own_parts, "FOUND_BYTES", 1)  # a message each
     running = {name: await opened(tmp_path / name) for name in "ab"}
     for engine in running.values():

@@ -4,7 +4,8 @@ Invariants:
 1. `_bulk_docs` and `_bulk_get` answer in the order of what was asked, one entry each, but for
    `new_edits=false`, where only refusals are told.
 2. A bad document among good ones is refused alone; a request that makes no sense, whole.
-3. What was answered as stored is durable.
+3. What was answered as stored is durable, also if it was there already. So is what `_revs_diff`
+   says is there, and what `_bulk_get` shows.
 
 Elsewhere: single documents (`document_pages`), the changes (`writing`), purges
 (`purge_pages`), texts (`documents.reading`).
@@ -356,7 +357,8 @@ async def _differences(request: web.Request) -> dict[str, dict[str, list[str]]]:
     asked = await revs_by_id(request)
     found: dict[str, dict[str, list[str]]] = {}
     turns = Turns()
-    async with aclosing(_known(request.app[NODE_API].documents, bucket, list(asked))) as known:
+    documents = request.app[NODE_API].documents
+    async with aclosing(_known(documents, bucket, list(asked))) as known:
         async for doc_id, document in known:
             await turns.give()
             if isinstance(document, MillstreamError):
@@ -372,14 +374,17 @@ async def _differences(request: web.Request) -> dict[str, dict[str, list[str]]]:
 
 
 async def _known(
-    documents: DocumentApi, bucket: str, doc_ids: Sequence[str], *, is_durable: bool = False
+    documents: DocumentApi, bucket: str, doc_ids: Sequence[str]
 ) -> AsyncGenerator[tuple[str, StoredDocument | MillstreamError | None], None]:
-    """Yield documents by their ids, None also for an id that none can have."""
+    """Yield documents by their ids, None also for an id that none can have.
+
+    What is yielded can no longer be lost: replicators rely on it and do not look again.
+    """
     for begin in range(0, len(doc_ids), READ_TOGETHER_MAX):
         asked = doc_ids[begin : begin + READ_TOGETHER_MAX]
         legal = [_is_legal(doc_id) for doc_id in asked]
         wanted = list(compress(asked, legal))
-        async with aclosing(documents.read_all(bucket, wanted, is_durable=is_durable)) as found:
+        async with aclosing(documents.read_all(bucket, wanted, is_durable=True)) as found:
             for doc_id, is_legal in zip(asked, legal, strict=True):
                 yield doc_id, await anext(found) if is_legal else None
 
@@ -489,8 +494,7 @@ class _Getting:
     def _known(
         self, asked: Sequence[_Asked]
     ) -> AsyncGenerator[tuple[str, StoredDocument | MillstreamError | None], None]:
-        ids = [one.id for one in asked]
-        return _known(self._documents, self._bucket, ids, is_durable=True)
+        return _known(self._documents, self._bucket, [one.id for one in asked])
 
     async def _texts(
         self, one: _Asked, read: StoredDocument | MillstreamError | None

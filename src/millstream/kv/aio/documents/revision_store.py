@@ -205,7 +205,7 @@ class DocumentStore:
         found = [one for one in done if one is not None]
         assert len(found) == len(edits), "each has its key"
         if is_durable:
-            await self._settle(found)
+            await self._settle(found, with_unchanged=True)
         return found
 
     async def _refusal(self, key: bytes) -> MillstreamError | None:
@@ -321,19 +321,28 @@ class DocumentStore:
         except MillstreamError as error:
             return error
 
-    async def _settle(self, done: list[Made | MillstreamError]) -> None:
-        """Wait until all changes are durable; others become refusals."""
-        newest: dict[int, int] = {}
+    async def _settle(
+        self, done: list[Made | MillstreamError], *, with_unchanged: bool = False
+    ) -> None:
+        """Wait until all changes are durable; others become refusals.
+
+        `with_unchanged`: where nothing had to be changed, what is there is to last.
+        """
+        awaited: list[tuple[int, int] | None] = []
         for one in done:
-            if isinstance(one, Made) and one.seqno:
-                newest[one.partition] = max(one.seqno, newest.get(one.partition, 0))
+            upto = one.seqno if isinstance(one, Made) else 0
+            if isinstance(one, Made) and not upto and with_unchanged:
+                upto = self._bucket.partitions[one.partition].high_seqno
+            awaited.append((one.partition, upto) if isinstance(one, Made) and upto else None)
+        newest: dict[int, int] = {}
+        for number, upto in filter(None, awaited):
+            newest[number] = max(upto, newest.get(number, 0))
         waits = [self._wait(*one) for one in newest.items()]
         refusals = dict(zip(newest, await asyncio.gather(*waits), strict=True))
-        for at, one in enumerate(done):
-            if isinstance(one, Made) and one.seqno:
-                refusal = refusals[one.partition]
-                if refusal is not None:
-                    done[at] = refusal
+        for at, place in enumerate(awaited):
+            refusal = None if place is None else refusals[place[0]]
+            if refusal is not None:
+                done[at] = refusal
 
     async def _lasts(self, number: int, seqno: int) -> bool:
         """Wait until a read version is durable; False: the history has changed, read again.

@@ -90,7 +90,8 @@ class DistributedQueries:
                 parts = self._parts_of(bucket, is_in_step=is_in_step)
                 return parts
 
-            gatherer = Gatherer(bucket.name, parts_of)
+            waits = is_in_step and bucket.order.owned is not None
+            gatherer = Gatherer(bucket.name, parts_of, waits=waits)
             answered = await gatherer.query(name, view, query, asked)
             if bucket.order.owned is not None:
                 answered.head["is_here"] = any(isinstance(part.link, _Here) for part in parts)

@@ -3,8 +3,9 @@
 Invariants:
 1. Each partition is answered by exactly one node, by one map: the data map, or in a managed
    cluster the index map. If a node no longer answers for a partition, the map is read again and
-   the whole query is repeated, at most `QUERY_TRIES_MAX` times. Nothing is sent before all nodes
-   have agreed, so an answer never has rows of several tries.
+   the whole query is repeated: at most `QUERY_TRIES_MAX` times, in a managed cluster for
+   `MOVE_WAIT_S_MAX`. Nothing is sent before all nodes have agreed, so an answer never has rows of
+   several tries.
 2. If one node has all partitions, its answer is passed on unchanged.
 3. At most one chunk of each node is held here, whatever the size of the answer.
 4. A node that does not answer in time, or breaks off, fails the query. With on_error=continue it
@@ -19,9 +20,11 @@ Elsewhere: merging (`views.core.query.merging`), the part of one node
 from __future__ import annotations
 
 import asyncio
+import time
 from contextlib import AsyncExitStack
 from dataclasses import replace
 from hashlib import blake2b
+from itertools import chain
 from typing import TYPE_CHECKING, Any, Final, NamedTuple, Protocol
 
 from millstream.errors import MillstreamError, RoutingError, UnavailableError
@@ -44,6 +47,7 @@ if TYPE_CHECKING:
         AsyncIterator,
         Awaitable,
         Callable,
+        Iterator,
         Mapping,
         Sequence,
     )
@@ -54,6 +58,7 @@ if TYPE_CHECKING:
     from millstream.views.core.query.partial_answers import PartMessage
 
 __all__ = [
+    "MOVE_WAIT_S_MAX",
     "NOBODY",
     "NODE_ANSWER_S_MAX",
     "NODE_CHUNK_S_MAX",
@@ -69,6 +74,9 @@ __all__ = [
 QUERY_PAUSES_S: Final = (0.05, 0.1, 0.2, 0.2, 0.2)
 """Pauses before a query is repeated because the bucket's map has changed meanwhile."""
 QUERY_TRIES_MAX: Final = len(QUERY_PAUSES_S) + 1
+MOVE_WAIT_S_MAX: Final = 10.0
+"""How long a query is repeated in a managed cluster, at most for its own timeout, until each part
+of the index has an owner that answers: moves and fail-overs end by themselves."""
 NODE_ANSWER_S_MAX: Final = 10.0
 """How long a node may take to begin its answer, beyond the query's own timeout."""
 NODE_CHUNK_S_MAX: Final = 30.0
@@ -134,15 +142,19 @@ class Gatherer:
         bucket: its name.
         parts_of: by the bucket's map: who has which partitions, each of them once; called anew
             when the map should have changed, with the refusal that says so.
+        waits: a cluster manager gives parts to other owners, so it helps to wait.
     """
 
     def __init__(
         self,
         bucket: str,
         parts_of: Callable[[RoutingError | None], Awaitable[Sequence[NodePart]]],
+        *,
+        waits: bool = False,
     ) -> None:
         self._bucket = bucket
         self._parts_of = parts_of
+        self._waits = waits
 
     async def query(self, design: str, name: str, query: Query, view: AskedView) -> Answered:
         """Answer a query over all partitions of the bucket.
@@ -160,7 +172,10 @@ class Gatherer:
             MillstreamError: what a node answered.
         """
         refusal: RoutingError | None = None
-        for pause in (*QUERY_PAUSES_S, None):
+        waits = self._waits and query.on_error == "stop"
+        wait_s = min(MOVE_WAIT_S_MAX, query.timeout / 1000) if waits else 0.0
+        end_s = time.monotonic() + wait_s
+        for pause in chain(_pauses(end_s), (None,)):
             asked = _Asked(self._bucket, design, name, query, view, is_last=pause is None)
             parts: Sequence[NodePart] = ()
             try:
@@ -172,8 +187,19 @@ class Gatherer:
                 if pause is None:
                     raise _given_up(error, parts) from error
                 refusal = error
-            await asyncio.sleep(pause)
+            except UnavailableError as error:
+                if pause is None or error.code != "node_failed" or time.monotonic() >= end_s:
+                    raise
+            if pause is not None:
+                await asyncio.sleep(pause)
         raise AssertionError("the last try answers or fails")
+
+
+def _pauses(end_s: float) -> Iterator[float]:
+    """Yield the pauses between tries, at least `QUERY_PAUSES_S`."""
+    yield from QUERY_PAUSES_S
+    while time.monotonic() < end_s:
+        yield QUERY_PAUSES_S[-1]
 
 
 class _Asked(NamedTuple):

@@ -252,6 +252,25 @@ async def test_revisions_are_compared(client, body, forked):
         await body(await client.post("/orders/_revs_diff", json=bad), 400)
 
 
+@pytest.mark.parametrize("page", ["_revs_diff", "_missing_revs"])
+async def test_a_revision_is_there_once_it_can_no_longer_be_lost(
+    client, open_node, body, forked, monkeypatch, page
+):
+    before = open_node.documents.durable_waits
+    assert await body(await client.post(f"/orders/{page}", json={"d": ["3-b"]})) in (
+        {}, {"missing_revs": {}},
+    )  # fmt: skip
+    assert open_node.documents.durable_waits == before + 1
+
+    async def read_all(bucket, doc_ids, *, is_durable=False):
+        for _ in doc_ids:
+            yield UnavailableError("it may be lost", code="ambiguous")
+
+    monkeypatch.setattr(open_node.documents, "read_all", read_all)
+    answered = await client.post(f"/orders/{page}", json={"d": ["3-b"]})
+    assert (await body(answered, 503))["error"] == "ambiguous"
+
+
 @pytest.mark.parametrize("accept", ["application/json", "multipart/mixed"])
 async def test_no_document_that_cannot_be_read_now_is_answered_as_a_missing_one(
     client, open_node, body, monkeypatch, accept

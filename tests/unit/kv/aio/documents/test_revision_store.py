@@ -194,3 +194,28 @@ async def test_what_was_decided_elsewhere_is_written_and_durable(tmp_path: Path)
     assert (again.seqno, other.seqno > 0) == (0, True)
     assert await engine.documents.kept(b"none", is_durable=True) is None
     await engine.stop()
+
+
+async def test_what_a_peer_sends_again_is_acknowledged_once_what_is_there_lasts(
+    tmp_path: Path,
+) -> None:
+    engine = await opened(tmp_path)
+    edit = (b"a", conflicting(1))
+    await engine.documents.update([edit], LIMIT, is_durable=False)
+    number, asked = engine.bucket.partition_for(b"a").partition_id, list[tuple[int, int]]()
+
+    async def fail(*place: int) -> None:
+        asked.append(place)  # type: ignore[arg-type]
+        raise UnavailableError("gone", code="ambiguous")
+
+    real, engine.documents._until_durable = engine.documents._until_durable, fail
+    [refused] = await engine.documents.update([edit], LIMIT, is_durable=True)
+    assert isinstance(refused, UnavailableError)
+    assert asked == [(number, 1)]
+    [accepted] = await engine.documents.update([edit], LIMIT, is_durable=False)
+    assert isinstance(accepted, Made)
+    engine.documents._until_durable = real
+    [again] = await engine.documents.update([edit], LIMIT, is_durable=True)
+    assert isinstance(again, Made)
+    assert again.seqno == 0, "nothing was changed"
+    await engine.stop()

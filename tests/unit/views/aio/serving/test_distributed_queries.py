@@ -170,6 +170,7 @@ async def test_without_a_known_owner_there_is_no_short_answer(
     distributed, other, monkeypatch, owners, members
 ):
     monkeypatch.setattr(gathering, "QUERY_PAUSES_S", (0.0,))
+    monkeypatch.setattr(gathering, "MOVE_WAIT_S_MAX", 0.0)
     here = Bucket()
     parts = owned(by(MapKey(2, 1), owners), other[1], members)
     here.order = msgspec.structs.replace(here.order, owned=parts)

@@ -102,8 +102,9 @@ class Nodes:
         self.looked.append(refusal)
         return [NodePart(name, self.nodes[name], owned) for name, owned in self.owners.items()]
 
-    async def ask(self, query):
-        answered = await Gatherer("b", self.parts_of).query("d", "v", query, self.view)
+    async def ask(self, query, *, waits=False):
+        gatherer = Gatherer("b", self.parts_of, waits=waits)
+        answered = await gatherer.query("d", "v", query, self.view)
         text = b"".join([chunk async for chunk in answered.chunks])
         return msgspec.json.decode(text)
 
@@ -281,6 +282,37 @@ async def test_owners_that_never_answer_are_reported():
     assert raised.value.code == "index_moving"
     assert len(nodes.looked) == gathering.QUERY_TRIES_MAX
     assert nodes.open_streams == 0
+
+
+async def test_where_owners_change_by_themselves_a_query_waits_for_one_that_answers():
+    nodes, tries = OwnedNodes(), 3 * QUERY_TRIES_MAX
+    nodes.nodes["y"].refusals = [RoutingError("it moves")] * tries
+    assert await nodes.ask(Query(reduce=False), waits=True) == answer_of(
+        EMITS, Query(reduce=False)
+    )
+    assert len(nodes.looked) == tries + 1
+    down = UnavailableError("it is down", code="node_failed")
+    nodes.nodes["y"].refusals = [down] * tries
+    assert await nodes.ask(Query(), waits=True) == {"rows": [{"key": None, "value": 1770}]}
+    nodes.nodes["y"].refusals = [down]
+    with pytest.raises(UnavailableError, match="it is down"):
+        await nodes.ask(Query())
+    nodes.nodes["y"].refusals = [MillstreamError("no")]
+    with pytest.raises(MillstreamError, match="no"):
+        await nodes.ask(Query(), waits=True)
+    assert nodes.open_streams == 0
+
+
+@pytest.mark.parametrize("code", ["not_my_partition", "node_failed"])
+@pytest.mark.parametrize(("wait_s", "timeout_ms"), [(0.0, 60_000), (60.0, 0)])
+async def test_the_wait_for_an_owner_is_bounded(monkeypatch, code, wait_s, timeout_ms):
+    monkeypatch.setattr(gathering, "MOVE_WAIT_S_MAX", wait_s)
+    nodes = OwnedNodes()
+    kind = RoutingError if code == "not_my_partition" else UnavailableError
+    nodes.nodes["y"].refusals = [kind("it is away", code=code)] * 1000
+    with pytest.raises(UnavailableError, match="it is away"):
+        await nodes.ask(Query(reduce=False, timeout=timeout_ms), waits=True)
+    assert len(nodes.looked) <= QUERY_TRIES_MAX
 
 
 async def test_the_last_try_leaves_out_owners_only_on_request():
