@@ -4,7 +4,8 @@
 
 Each step looks at what is, so that a start which was interrupted is gone on with by the next one:
 
-1. Engine 1 makes a cluster, or joins the one of `--join`; the others join that of engine 1.
+1. Engine 1 makes a cluster, or joins the one of `--join`; the others join that of engine 1. From
+   then on a machine that dies counts as one node in the limit of automatic fail-overs.
 2. Buckets that must exist are made once, with their partitions on all engines and no replicas.
 3. An engine without any copy gets its share by a rebalance, which goes on after the start.
 
@@ -66,25 +67,32 @@ def form(engines: Sequence[HttpClient], settings: Settings) -> None:
         MillstreamError: an engine does not answer, or is refused by the cluster.
     """
     first = engines[0]
-    if not _is_member(first):
+    new = [engine for engine in engines if not _is_member(engine)]
+    if first in new:
         if settings.join is None:
             first.request("POST", f"{_CLUSTER}/init", {})
         else:
             first.request("POST", f"{_CLUSTER}/join", {"address": str(settings.join)})
     # A machine has one vote in coordination.
     roles = [role for role in settings.roles if role != "coord"]
-    for engine in engines[1:]:
-        if not _is_member(engine):
+    for engine in new:
+        if engine is not first:
             content: dict[str, Any] = {"address": first.address, "roles": roles}
             engine.request("POST", f"{_CLUSTER}/join", content)
+    if new:  # else the engines of a dead machine would be more than the one node that may fail
+        _ask(first, "settings", {"auto_failover_zones": True})
     own = [str(engine.request("GET", "/_millstream/node")["uuid"]) for engine in engines]
     status = _until_served(first, own)
     if status is not None and _make_buckets(first, settings, status):
         status = _until_served(first, own)
     if status is not None and _lacks_copies(status, own):
         _LOG.info("an engine has no copies yet: a rebalance begins")
-        asked: dict[str, Any] = {"op": "rebalance", "args": {}}
-        first.request("POST", f"{_CLUSTER}/requests", asked)
+        _ask(first, "rebalance", {})
+
+
+def _ask(first: HttpClient, op: str, args: dict[str, Any]) -> None:
+    """Ask the orchestrator."""
+    first.request("POST", f"{_CLUSTER}/requests", {"op": op, "args": args})
 
 
 def _is_member(engine: HttpClient) -> bool:

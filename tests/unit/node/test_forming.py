@@ -81,6 +81,7 @@ def engines(count: int, **fields: Any) -> tuple[Cluster, list[Any]]:
     return cluster, [Engine(f"e{number}", cluster) for number in range(1, count + 1)]
 
 
+ZONES = ("e1", "cluster/requests", {"op": "settings", "args": {"auto_failover_zones": True}})
 JOIN = {"address": "e1:1", "roles": ["data", "index"]}
 
 
@@ -91,6 +92,7 @@ def test_new_engines_are_one_cluster_with_a_bucket_on_all_and_one_vote() -> None
         ("e1", "cluster/init", {}),
         ("e2", "cluster/join", JOIN),
         ("e3", "cluster/join", JOIN),
+        ZONES,
         ("e1", "buckets/default", {"partitions": 64, "replicas": 0}),
     ]
     cluster.asked.clear()
@@ -112,7 +114,7 @@ def test_a_further_engine_joins_and_gets_its_share() -> None:
         cluster.nodes.append(one)
     form(made, Settings(engines=3))
     rebalance = ("e1", "cluster/requests", {"op": "rebalance", "args": {}})
-    assert cluster.asked == [("e3", "cluster/join", JOIN), rebalance]
+    assert cluster.asked == [("e3", "cluster/join", JOIN), ZONES, rebalance]
 
 
 def test_an_engine_that_leaves_or_is_out_gets_nothing() -> None:
@@ -131,6 +133,7 @@ def test_engines_join_another_cluster_if_that_is_asked_for_and_make_no_bucket() 
     assert cluster.asked == [
         ("e1", "cluster/join", {"address": "other:5984"}),
         ("e2", "cluster/join", JOIN),
+        ZONES,
     ]
 
 
