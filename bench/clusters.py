@@ -1,11 +1,15 @@
 """A managed cluster of three nodes: fail-over after kill -9, moves beside a writer, idle cost.
 
+And one machine with one engine and with two: how much more two of them write.
+
 How it measures:
 1. A fail-over lasts from the kill -9 of all processes of a node to the next write of a key of it
    that a majority acknowledges, tried anew each 10 ms.
 2. A writer counts errors, and the longest time between two acknowledgements, while a fourth node
    is added and removed again. Its p99 stands beside that of the same writer without moves.
 3. The idle cost is the processor time of all processes of a node, without clients.
+4. One engine and two take turns, on all processors, with the load generators beside them: one
+   generator for each engine, with keys of its partitions. Writes ask for no durability.
 
 Elsewhere: what is printed (report.py), by whom it is run (run.py).
 """
@@ -23,7 +27,7 @@ from typing import Any
 
 import millstream
 from millstream.errors import MillstreamError
-from servers import Server, free_port
+from servers import BUILD, CPUS, Server, figures_of, free_port, on_cpus
 
 Figures = dict[str, Any]
 FAIL_OVERS = 30
@@ -34,6 +38,12 @@ WAIT_S = 120.0
 RETRY_S = 0.01
 P50_S_MAX = 1.5
 P99_S_MAX = 3.0
+ENGINE_ROUNDS = 5
+ENGINE_S = 4
+ENGINE_CLIENTS = 20
+ENGINE_DEPTH = 50
+ENGINE_RATIO_MIN = 1.2
+"""By how much two engines write more than one on two processors that the load shares."""
 P99_TIMES_MAX = 2.0
 """How much slower 99 of 100 writes may be while partitions move."""
 _LISTENERS = ("kv", "http", "coord", "peer")
@@ -81,8 +91,41 @@ class Member(Server):
         return found
 
 
+class Machine(Server):
+    """A machine with one engine or several, on free ports."""
+
+    has_ready_line = True
+
+    def __init__(self, directory: Path, engines: int) -> None:
+        command = [sys.executable, "-m", "millstream", "serve"]
+        command += ["--data", str(directory / f"engines-{engines}"), "--engines", str(engines)]
+        command += ["--no-memcached", "--no-ninep", "--bucket", f"default:{PARTITIONS}"]
+        command += [word for name in _LISTENERS for word in (f"--{name}", "127.0.0.1:0")]
+        self.kv = ""
+        super().__init__(command, directory / f"engines-{engines}.log", pinned=False)
+
+    def start(self) -> None:
+        """Start it, and keep its address."""
+        super().start()
+        assert self.process is not None
+        assert self.process.stdout is not None
+        line = self.process.stdout.readline()
+        if not line:
+            raise RuntimeError(f"it did not start:\n{self.log.read_text()[-2000:]}")
+        self.kv = json.loads(line)["kv"]
+
+    def partitions(self) -> dict[int, list[int]]:
+        """Return the partitions of each engine, by its kv port."""
+        found: dict[int, list[int]] = {}
+        with millstream.connect(self.kv) as client:
+            for partition in range(PARTITIONS):
+                found.setdefault(client.router.node_of(partition).port, []).append(partition)
+        return found
+
+
 def measure_clusters(directory: Path) -> Figures:
     """Measure fail-overs, a rebalance and the idle cost."""
+    engines = measure_engines(directory)
     with ExitStack() as stack:
         nodes = [stack.enter_context(Member(directory, f"n{n}")) for n in (1, 2, 3)]
         nodes[0].say("cluster", "init", "--name", "bench")
@@ -93,7 +136,41 @@ def measure_clusters(directory: Path) -> Figures:
         idle = _idle(nodes)
         times = list(_fail_overs(nodes))
         fourth = stack.enter_context(Member(directory, "n4"))
-        return {"idle_ms_per_s": idle, "fail_over_s": times, **_moves(nodes, fourth)}
+        return {
+            "engines": engines,
+            "idle_ms_per_s": idle,
+            "fail_over_s": times,
+            **_moves(nodes, fourth),
+        }
+
+
+def measure_engines(directory: Path) -> Figures:
+    """Return writes/s of a machine with one engine and with two, by turns."""
+    found: dict[int, list[float]] = {1: [], 2: []}
+    with ExitStack() as stack:
+        machines = {count: stack.enter_context(Machine(directory, count)) for count in found}
+        places = {count: machine.partitions() for count, machine in machines.items()}
+        for _ in range(ENGINE_ROUNDS):
+            for count, its in places.items():
+                programs = [_load(port, chosen, len(its)) for port, chosen in its.items()]
+                rates = [figures_of(one)["operations_per_s"] for one in programs]
+                found[count].append(sum(rates))
+    return {"one_per_s": found[1], "two_per_s": found[2]}
+
+
+def _load(port: int, partitions: list[int], engines: int) -> subprocess.Popen[str]:
+    """Start a load generator, on all processors."""
+    words = ["-o", "set", "-c", ENGINE_CLIENTS // engines, "-P", ENGINE_DEPTH, "-s", ENGINE_S,
+             "-b", "default", "-p", PARTITIONS, "-w", ",".join(map(str, partitions)),
+             "127.0.0.1", port]  # fmt: skip
+    return subprocess.Popen(
+        on_cpus(CPUS, [str(BUILD / "loadgen"), *map(str, words)]),
+        stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
+    )  # fmt: skip
+
+
+def _ratio(engines: Figures) -> float:
+    return statistics.median(engines["two_per_s"]) / statistics.median(engines["one_per_s"])
 
 
 def verdicts_of(found: Figures) -> Iterator[tuple[str, float, float]]:
@@ -103,6 +180,8 @@ def verdicts_of(found: Figures) -> Iterator[tuple[str, float, float]]:
     yield "fail-over, 99 of 100", P99_S_MAX / times[-1], 1.0
     ratio = found["moving"]["p99_ms"] / found["calm"]["p99_ms"]
     yield "p99 of writes while partitions move", P99_TIMES_MAX / ratio, 1.0
+    if "engines" in found:
+        yield "writes of two engines, by those of one", _ratio(found["engines"]), ENGINE_RATIO_MIN
     yield (
         "writes without an error while partitions move",
         float(not found["moving"]["errors"]),
@@ -130,6 +209,14 @@ def lines(found: Figures) -> Iterator[str]:
             f"{one['p99_ms']:.0f} ms, {one['gap_s']:.2f} s, {one['errors']} |"
         )
     yield f"| time to add a node and to remove it | {found['moving_s']:.0f} s |"
+    if "engines" in found:
+        one, two = (
+            statistics.median(found["engines"][name]) for name in ("one_per_s", "two_per_s")
+        )
+        yield (
+            "| writes/s without durability, 2 processors, of one engine, of two, ratio | "
+            f"{one:,.0f}, {two:,.0f}, {_ratio(found['engines']):.2f} |"
+        )
     yield f"| idle node, all processes | {found['idle_ms_per_s']:.0f} ms of processor per second |"
 
 

@@ -15,6 +15,7 @@
  *     -v BYTES          size of a value                                   256
  *     -b BUCKET         say HELLO and select this bucket first            no
  *     -p N              partitions: put the key's partition in the header 0 (always 0)
+ *     -w N,N,...        get, set: only keys of these partitions           all
  *     -d LEVEL          durability level of writes (kv port)              none
  *     -r                speak Redis's protocol; writes only               no
  *     -e                values are JSON objects                           random letters
@@ -28,6 +29,7 @@ enum {
     RECEIVE_BYTES = 256 * 1024,
     BATCH_REQUESTS = 4096, /* requests built ahead per connection; then they repeat */
     OVERHEAD_MAX = 96,     /* of a request beside its value */
+    PARTITIONS_MAX = 1024,
     SECONDS_MAX = 600,     /* of which the operations are told second by second */
 };
 
@@ -39,7 +41,8 @@ static struct {
     enum operation operation;
     unsigned connections, depth, threads, keys, value_bytes, partitions, durability;
     double seconds;
-    int json, is_redis, is_quiet;
+    int json, is_redis, is_quiet, is_chosen;
+    uint8_t chosen[PARTITIONS_MAX];
 } options = {.connections = 50, .depth = 1, .threads = 1, .keys = 100000, .value_bytes = 256,
              .seconds = 2};
 
@@ -114,11 +117,22 @@ static size_t build_request(uint8_t *at, uint64_t key_number, uint32_t opaque, u
                        put_value(value, random));
 }
 
+static uint64_t next_key(uint64_t *random)
+{
+    for (;;) {
+        char key[32];
+        uint64_t number = next_random(random) % options.keys;
+        int bytes = snprintf(key, sizeof key, "bench-%09llu", (unsigned long long)number);
+        if (!options.is_chosen || options.chosen[partition_of(key, (size_t)bytes, options.partitions)])
+            return number;
+    }
+}
+
 static void build_batch(struct batch *batch, uint64_t first, unsigned requests, uint64_t *random)
 {
     batch->size = 0;
     for (batch->requests = 0; batch->requests < requests; batch->requests++) {
-        uint64_t key = options.operation == FILL ? first++ : next_random(random) % options.keys;
+        uint64_t key = options.operation == FILL ? first++ : next_key(random);
         batch->size += build_request(batch->data + batch->size, key, batch->requests, random);
     }
     if (options.is_quiet) /* NOOP, whose reply comes when all are done */
@@ -356,10 +370,22 @@ static void report(struct worker *workers, double cpu)
     printf("]}\n");
 }
 
+static void choose(const char *list)
+{
+    while (*list) {
+        char *end;
+        unsigned long partition = strtoul(list, &end, 10);
+        if (end == list || partition >= PARTITIONS_MAX) die("no partitions: %s", list);
+        options.chosen[partition] = 1;
+        options.is_chosen = 1;
+        list = *end == ',' ? end + 1 : end;
+    }
+}
+
 static void parse_options(int argc, char **argv)
 {
     int letter;
-    while ((letter = getopt(argc, argv, "o:c:P:t:s:k:v:b:p:d:eqr")) != -1) {
+    while ((letter = getopt(argc, argv, "o:c:P:t:s:k:v:b:p:w:d:eqr")) != -1) {
         switch (letter) {
         case 'o':
             options.operation = !strcmp(optarg, "get") ? GET : !strcmp(optarg, "set") ? SET : FILL;
@@ -372,6 +398,7 @@ static void parse_options(int argc, char **argv)
         case 'v': options.value_bytes = (unsigned)atoi(optarg); break;
         case 'b': options.bucket = optarg; break;
         case 'p': options.partitions = (unsigned)atoi(optarg); break;
+        case 'w': choose(optarg); break;
         case 'd': options.durability = (unsigned)atoi(optarg); break;
         case 'e': options.json = 1; break;
         case 'q': options.is_quiet = 1; break;
@@ -383,7 +410,8 @@ static void parse_options(int argc, char **argv)
     options.host = argv[optind];
     options.port = atoi(argv[optind + 1]);
     if (!options.connections || !options.depth || !options.threads || !options.keys ||
-        options.value_bytes > POOL_BYTES / 2 || options.threads > options.connections ||
+        options.value_bytes > POOL_BYTES / 2 || options.partitions > PARTITIONS_MAX ||
+        (options.is_chosen && (!options.partitions || options.operation == FILL)) || options.threads > options.connections ||
         (options.is_redis && (options.operation == GET || options.bucket)) ||
         (options.is_quiet && (options.operation != FILL || options.is_redis)))
         die("an option is out of range");

@@ -11,6 +11,7 @@ from socket import socket
 import pytest
 
 import pasted
+from millstream.node.engine_settings import PORT_STEP
 from pasted import PastedShell, blocks_of, is_as_said, path_of, steps_of
 from support.node.node_process import NodeProcess, free_port
 
@@ -28,6 +29,7 @@ BUT: dict[str, dict[str, str]] = {
     },
     "documents": {"PouchDB": "a program for a browser: tests/conformance/test_pouchdb.py"},
     "replication": {},
+    "cores": {},
     "coordination": {
         "Three nodes": SEVERAL,
         "When a node is lost": SEVERAL,
@@ -55,13 +57,14 @@ def said(shell: PastedShell, document: str) -> str:
     return "".join(printed for _, printed in shell.paste(document, but=BUT[document]))
 
 
-def free_base() -> int:
-    """Return a multiple of 10 from which on a node finds free ports."""
+def free_base(engines: int = 1) -> int:
+    """Return a multiple of 10 from which on the engines of a machine find free ports."""
     while True:
         base = free_port() // 10 * 10
         with ExitStack() as stack, suppress(OSError):
-            for port in range(base, base + 6):
-                stack.enter_context(socket()).bind(("127.0.0.1", port))
+            for first in range(base, base + engines * PORT_STEP, PORT_STEP):
+                for port in range(first, first + 6):
+                    stack.enter_context(socket()).bind(("127.0.0.1", port))
             return base
 
 
@@ -136,6 +139,20 @@ def test_the_guide_to_three_machines(tmp_path: Path, monkeypatch: pytest.MonkeyP
         shell.run("unset ${!MILLSTREAM_SERVE_@} MILLSTREAM_CONNECT")
         printed = said(shell, "three-machines")
     assert '{"city":"Wien"}' in printed
+
+
+@pytest.mark.slow
+def test_the_guide_to_all_cores(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(pasted, "COMMAND_S_MAX", 240)  # partitions are moved
+    base, other = free_base(engines=3), free_base(engines=2)
+    while abs(base - other) < 3 * PORT_STEP:
+        other = free_base(engines=2)
+    ports = {"2600": str(base // 10), "2610": str(base // 10 + 10), "2700": str(other // 10)}
+    with PastedShell(tmp_path, ports) as shell:
+        shell.run("unset ${!MILLSTREAM_SERVE_@} MILLSTREAM_CONNECT")
+        printed = said(shell, "cores")
+    assert '{"city":"Wien"}' in printed
+    assert " n5 " in printed
 
 
 @pytest.mark.slow

@@ -73,6 +73,11 @@ class ClusterMember:
             roles = tuple(role for role in roles if role != "coord")
         return cast("tuple[Role, ...]", roles)
 
+    @property
+    def zone(self) -> str:
+        """Return the zone that it was started with."""
+        return self._parts.settings.zone
+
     def addresses(self) -> tuple[str, Mapping[str, int]]:
         """Return host and ports, as others reach them."""
         open_ = self._parts.addresses

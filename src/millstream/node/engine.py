@@ -116,6 +116,7 @@ class Engine:
     def __init__(self, settings: Settings, directory: DataDirectory) -> None:
         self.settings = settings
         self.uuid = directory.uuid
+        self.engine = settings.engine, settings.engines
         self._own_secret = settings.cluster_secret or secrets.token_hex(32)
         self.users = UserStore(
             directory.users_path, node_secret=self._own_secret, note=directory.inventory
@@ -458,7 +459,7 @@ class Engine:
 
     async def _open_buckets(self) -> None:
         await self._buckets.open_all()
-        if self.cluster.is_managed:
+        if self.cluster.is_managed or self.settings.engines > 1:
             return  # the cluster says which buckets there are
         wanted = self.settings.buckets
         for name, partitions in wanted:

@@ -66,6 +66,7 @@ class IndexNode:
         assert settings.join is not None, "settings without data name a node to join"
         self.settings = settings
         self.uuid = directory.uuid
+        self.engine = settings.engine, settings.engines
         self.users = UserStore(
             directory.users_path, node_secret=settings.cluster_secret, note=directory.inventory
         )

@@ -38,6 +38,7 @@ __all__ = [
     "CLUSTER_SECRET_BYTES_MIN",
     "CLUSTER_VARIABLE",
     "DEFAULT_DATA",
+    "ENGINES_MAX",
     "FLUSH_INTERVAL_MS",
     "FLUSH_INTERVAL_MS_MAX",
     "LISTENERS",
@@ -65,6 +66,9 @@ LOGIN_VARIABLE_PREFIX: Final = "MILLSTREAM_PASSWORD_"
 CLUSTER_VARIABLE: Final = "MILLSTREAM_CLUSTER_SECRET"
 CLUSTER_SECRET_BYTES_MIN: Final = 16
 CLUSTER_SECRET_BYTES_MAX: Final = 256
+ENGINES_MAX: Final = 32
+"""Engines of one machine."""
+ZONE_LENGTH_MAX: Final = 100
 _ROLES: Final = ("data", "index", "coord")
 _SIZE: Final = re.compile(r"([0-9]{1,15}) ?(MiB|GiB|)")
 _ORIGIN: Final = re.compile(
@@ -151,6 +155,12 @@ class Settings:
     cors_origins: tuple[str, ...] = ()
     """Sites whose pages may use the HTTP port from a browser; `*`: all."""
     roles: tuple[str, ...] = _ROLES
+    engines: int = 1
+    """Number of engines on this machine, each a node of one cluster (`node.engine_settings`)."""
+    engine: int = 1
+    """Which of them this is."""
+    zone: str = ""
+    """Of the node in its cluster: copies are spread over zones. Empty: as it joined."""
     python_modules: tuple[str, ...] = ()
     """Imported by the index process: they register the Python functions of views."""
     reduce_limit: ReduceLimit = "true"
@@ -275,6 +285,20 @@ def _roles(option: str, value: object) -> tuple[str, ...]:
     return roles
 
 
+def _engines(option: str, value: object) -> int:
+    text = str(value)
+    if isinstance(value, bool) or not text.isdecimal() or not 1 <= int(text) <= ENGINES_MAX:
+        raise _bad(option, value, f"1 to {ENGINES_MAX} are possible")
+    return int(text)
+
+
+def _zone(option: str, value: object) -> str:
+    zone = _text(option, value)
+    if not zone.isprintable() or len(zone) > ZONE_LENGTH_MAX:
+        raise _bad(option, value, f"at most {ZONE_LENGTH_MAX} printable characters are wanted")
+    return zone
+
+
 def _origins(option: str, value: object) -> tuple[str, ...]:
     origins = tuple(_text(option, one).rstrip("/") for one in _list(value))
     for one in origins:
@@ -343,6 +367,8 @@ _OPTIONS: Final[Mapping[str, tuple[str, _Parser]]] = {
     "oidc-groups-claim": ("oidc_groups_claim", _text),
     "cors-origin": ("cors_origins", _origins),
     "roles": ("roles", _roles),
+    "engines": ("engines", _engines),
+    "zone": ("zone", _zone),
     "python-module": ("python_modules", _modules),
     "reduce-limit": ("reduce_limit", _reduce_limit),
     "flush-interval": ("flush_interval_ms", _flush_interval),
@@ -410,6 +436,10 @@ def _without_data(settings: Settings, raw: Mapping[str, object]) -> Settings:
     if settings.http is None:
         raise UsageError(
             "--roles index needs the HTTP listener: views are asked there", code="bad_option"
+        )
+    if settings.engines > 1:
+        raise UsageError(
+            "--engines: a node without the role data has one engine", code="bad_option"
         )
     for option in ("kv", "memcached", "bucket"):
         if raw.get(option):

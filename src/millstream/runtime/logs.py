@@ -11,6 +11,7 @@ Elsewhere: what is logged.
 from __future__ import annotations
 
 import logging
+import os
 import sys
 import time
 from typing import Any, Final, TextIO
@@ -19,8 +20,10 @@ from msgspec import json
 
 from millstream.errors import UsageError
 
-__all__ = ["LEVELS", "JsonFormatter", "LineFormatter", "set_up_logs"]
+__all__ = ["LABEL_VARIABLE", "LEVELS", "JsonFormatter", "LineFormatter", "set_up_logs"]
 
+LABEL_VARIABLE: Final = "MILLSTREAM_LOG_LABEL"
+"""Environment variable that names a process family in its log lines; unset: there is only one."""
 LEVELS: Final = ("debug", "info", "warning", "error")
 _STANDARD: Final = frozenset(vars(logging.makeLogRecord({}))) | {"message", "asctime", "taskName"}
 
@@ -28,6 +31,10 @@ _STANDARD: Final = frozenset(vars(logging.makeLogRecord({}))) | {"message", "asc
 def _stamp(record: logging.LogRecord) -> str:
     seconds = time.strftime("%Y-%m-%dT%H:%M:%S", time.gmtime(record.created))
     return f"{seconds}.{int(record.msecs):03d}Z"
+
+
+def _label() -> str:
+    return os.environ.get(LABEL_VARIABLE, "")
 
 
 def _extra(record: logging.LogRecord) -> dict[str, Any]:
@@ -44,6 +51,7 @@ class JsonFormatter(logging.Formatter):
             "level": record.levelname.lower(),
             "logger": record.name,
             "message": record.getMessage(),
+            **({"engine": _label()} if _label() else {}),
             "pid": record.process,
             **_extra(record),
         }
@@ -59,7 +67,8 @@ class LineFormatter(logging.Formatter):
         """Return the line (and below it a traceback, if there is one)."""
         name = record.name.removeprefix("millstream.")
         level = record.levelname.lower()
-        parts = [f"{_stamp(record)} {level:<8}{name:<20} {record.getMessage()}"]
+        label = f"{_label()} " if _label() else ""
+        parts = [f"{_stamp(record)} {label}{level:<8}{name:<20} {record.getMessage()}"]
         parts += [f"{key}={value}" for key, value in _extra(record).items()]
         line = " ".join(parts)
         if record.exc_info:

@@ -43,6 +43,7 @@ class OwnNodeDouble:
     identity: Identity | None = None
     pools: list[str] = dataclasses.field(default_factory=list)
     roles: tuple[Role, ...] = ("data", "index", "coord")
+    zone: str = ""
     member: Membership | None = None
 
     def begin(self, version: str = "1") -> Membership:

@@ -276,6 +276,7 @@ class FakeCluster:
 class FakeHost:
     uuid = "f" * 32
     hosts = frozenset({"127.0.0.1", "db.example"})
+    engine = 1, 1
     origins = frozenset({"https://app.example"})
 
     def __init__(self, users=None):

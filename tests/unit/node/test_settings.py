@@ -288,3 +288,23 @@ def test_all_sites_only_where_there_are_users():
     refuse_exposure(settings, has_users=True)
     with pytest.raises(UsageError, match="every page"):
         refuse_exposure(settings, has_users=False)
+
+
+@pytest.mark.parametrize("value", ["0", "-1", "two", 33, True, ""])
+def test_the_number_of_engines_is_checked(value):
+    assert load(engines="2").engines == 2
+    with pytest.raises(UsageError, match="--engines"):
+        load(engines=value)
+
+
+def test_a_node_without_data_has_one_engine():
+    load(roles="index", join="h:1", engines=1)
+    with pytest.raises(UsageError, match="one engine"):
+        load(roles="index", join="h:1", engines=2)
+
+
+def test_a_zone_is_a_short_text():
+    assert load(zone="rack 2").zone == "rack 2"
+    for zone in ("", "a\nb", "x" * 101):
+        with pytest.raises(UsageError, match="--zone"):
+            load(zone=zone)

@@ -6,7 +6,7 @@ import sys
 import pytest
 
 from millstream.errors import UsageError
-from millstream.runtime.logs import JsonFormatter, LineFormatter, set_up_logs
+from millstream.runtime.logs import LABEL_VARIABLE, JsonFormatter, LineFormatter, set_up_logs
 
 
 @pytest.fixture
@@ -63,3 +63,11 @@ def test_logs_go_to_the_stream_at_their_level():
 def test_an_unknown_level_is_refused():
     with pytest.raises(UsageError, match="chatty"):
         set_up_logs("chatty", as_json=False)
+
+
+def test_one_of_several_engines_is_named_in_every_line(monkeypatch):
+    monkeypatch.setenv(LABEL_VARIABLE, "engine-2")
+    assert json.loads(JsonFormatter().format(record()))["engine"] == "engine-2"
+    assert "Z engine-2 info    node.engine" in LineFormatter().format(record())
+    monkeypatch.delenv(LABEL_VARIABLE)
+    assert "engine" not in json.loads(JsonFormatter().format(record()))

@@ -29,6 +29,7 @@ from millstream.coordination.core.pool.group_check import GroupCheck
 from millstream.data_directory.acceptance import accept as go_on_without
 from millstream.data_directory.check import BucketCheck, DirectoryCheck, check_directory
 from millstream.errors import CorruptionError
+from millstream.node.engine_settings import engine_directories
 from millstream.views.core.index.index_check import IndexCheck
 
 __all__ = ["command"]
@@ -49,16 +50,32 @@ def command(
     """Read every record of a data directory; verify checksums, indexes and what records say.
 
     Without --accept nothing is changed. Exit code 1 if anything is missing or damaged. --json has
-    the figures of each partition, too.
+    the figures of each partition, too. Engines in DIR/engine-N are read, too; --accept is for one.
     """
     for what in accept or ():
         print(f"accepted: {go_on_without(directory, what)}", file=sys.stderr)
+    # the first engine has the directory itself
+    directories = [directory, *engine_directories(directory).values()]
     with _progress() as progress:
-        found = check_directory(directory, _Telling(progress))
+        checks = [check_directory(one, _Telling(progress)) for one in directories]
     if json:
-        print(msgspec.json.encode({**asdict(found), "is_sound": found.is_sound}).decode())
-    else:
-        _show(found)
+        first, *others = [{**asdict(found), "is_sound": found.is_sound} for found in checks]
+        print(msgspec.json.encode(first | ({"engines": others} if others else {})).decode())
+    for one, found in zip(directories, checks, strict=True):
+        if not json and len(checks) > 1:
+            print(f"{one}:")
+        if not json:
+            _show(found)
+    for found in checks:
+        _raise_damage(found)
+
+
+def _raise_damage(found: DirectoryCheck) -> None:
+    """Raise what the exit code says.
+
+    Raises:
+        CorruptionError: anything is damaged.
+    """
     if found.damage:
         raise CorruptionError("the node's own files are damaged")
     if found.coordination is not None and not found.coordination.is_sound:

@@ -94,8 +94,8 @@ def command(
         str | None,
         typer.Option(
             metavar="HOST:PORT",
-            help="Peer address of a node to coordinate with; with --roles index the HTTP address "
-            "of a node that has data.",
+            help="Peer address of a node to coordinate with; with --engines the HTTP address of a "
+            "node of the cluster to join, with --roles index that of a node that has data.",
             rich_help_panel=_OTHER,
         ),
     ] = None,
@@ -178,6 +178,24 @@ def command(
         typer.Option(
             metavar="data,index,coord",
             help="What the node does; index alone: it indexes what others have.",
+            rich_help_panel=_OTHER,
+        ),
+    ] = None,
+    engines: Annotated[
+        int | None,
+        typer.Option(
+            metavar="N",
+            help="Engines on this machine, to use N processors: nodes of one cluster, each with "
+            "ports 100 above those of the one before. Default 1.",
+            rich_help_panel=_OTHER,
+        ),
+    ] = None,
+    zone: Annotated[
+        str | None,
+        typer.Option(
+            metavar="ZONE",
+            help="Zone of the node in a cluster: copies are spread over zones. With --engines the "
+            "machine's name.",
             rich_help_panel=_OTHER,
         ),
     ] = None,
@@ -272,9 +290,9 @@ def command(
         return
     if log_file is not None:
         raise UsageError("--log-file is for --background", code="bad_arguments")
-    from millstream.node.processes.supervisor import Supervisor
+    from millstream.node.processes.engines import run_node
 
-    Supervisor(settings, announce=_announce).run()
+    run_node(settings, announce=_announce)
 
 
 def _announce(line: str) -> None:

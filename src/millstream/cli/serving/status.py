@@ -58,7 +58,8 @@ def command(
 def _show(found: dict[str, Any]) -> None:
     console = Console(highlight=False)
     listeners = {name: text for name, text in found.get("listeners", {}).items() if text}
-    console.print(f"node {found.get('uuid', '')} at {found['connect']}: up", style="bold")
+    several = f", engine {found['engine']} of {found['engines']}" if "engine" in found else ""
+    console.print(f"node {found.get('uuid', '')} at {found['connect']}: up{several}", style="bold")
     console.print(node_line(found))
     for name, text in listeners.items():
         console.print(f"  {name:<10} {text}")

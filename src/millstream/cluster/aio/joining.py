@@ -163,7 +163,7 @@ async def join(
         identity: what it keeps already.
         place: host and HTTP port of the member.
         version: of this program.
-        zone: of this node.
+        zone: of this node, if it was started with none.
         roles: of this node; empty: all that it was started with.
 
     Raises:
@@ -291,5 +291,12 @@ def _record(
     wanted = tuple(role for role in own.roles if not roles or role in roles)
     now_ms = time.time_ns() // 1_000_000
     return NodeRecord(
-        name, host, dict(ports), wanted, zone, node_state, version=version, since_ms=now_ms
+        name,
+        host,
+        dict(ports),
+        wanted,
+        own.zone or zone,
+        node_state,
+        version=version,
+        since_ms=now_ms,
     )

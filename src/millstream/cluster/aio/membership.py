@@ -111,7 +111,7 @@ class Membership:
         taker = OrderTaker(own.uuid, identity.cluster, self._engine)
         return NodeAgent(
             own.uuid, identity.cluster, taker, own.connect, own.addresses, self._version,
-            orchestrator.run if leads else None,
+            orchestrator.run if leads else None, own.zone,
         )  # fmt: skip
 
     def _address(self) -> str:
@@ -164,6 +164,12 @@ class Membership:
         """Join a cluster; see `ClusterApi.join`."""
         if set(roles) - set(_ROLES):
             raise UsageError(f"roles are {', '.join(_ROLES)}", code="bad_option")
+        if zone and self._own.zone not in ("", zone):
+            raise UsageError(
+                f"this node was started in the zone {self._own.zone!r}: start it with another "
+                "--zone",
+                code="bad_option",
+            )
         place = parse_address(address, default_port=HTTP_PORT)
         async with self._change:
             await self.stop()

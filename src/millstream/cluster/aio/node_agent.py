@@ -79,6 +79,7 @@ class NodeAgent:
         addresses: returns the present host and ports of the node.
         version: of this program.
         lead: runs while there is a session, with its client.
+        zone: of the node; empty: as its record says.
     """
 
     def __init__(
@@ -90,6 +91,7 @@ class NodeAgent:
         addresses: Callable[[], tuple[str, Mapping[str, int]]],
         version: str = "",
         lead: Callable[[AsyncClient], Awaitable[None]] | None = None,
+        zone: str = "",
     ) -> None:
         self.taker = taker
         self.client: AsyncClient | None = None
@@ -100,7 +102,7 @@ class NodeAgent:
         """Why the node is out of step; empty while it is in step."""
         self._node, self._cluster = node, cluster
         self._connect, self._addresses, self._version = connect, addresses, version
-        self._lead = lead
+        self._lead, self._zone = lead, zone
         self._incarnation = secrets.token_hex(16)
         self._ttl_ms = SESSION_TTL_MS
         self._tasks = Tasks()
@@ -257,7 +259,10 @@ class NodeAgent:
     async def _put_addresses(self, client: AsyncClient, state: ClusterState) -> None:
         record = state.nodes[self._node]
         host, ports = self._addresses()
-        wanted: NodeRecord = replace(record, host=host, ports=dict(ports), version=self._version)
+        wanted: NodeRecord = replace(
+            record, host=host, ports=dict(ports), version=self._version,
+            zone=self._zone or record.zone,
+        )  # fmt: skip
         if wanted != record:
             await execute(client, put_node(state, self._node, wanted))
 

@@ -45,6 +45,10 @@ class OwnNode(Protocol):
     def roles(self) -> tuple[Role, ...]:
         """Return what it does."""
 
+    @property
+    def zone(self) -> str:
+        """Return the zone that it was started with; empty: none."""
+
     def addresses(self) -> tuple[str, Mapping[str, int]]:
         """Return its host and its open ports by listener, as others reach them."""
 

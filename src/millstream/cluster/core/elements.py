@@ -196,6 +196,8 @@ class FailOver(msgspec.Struct, frozen=True):
     why: str
     partitions: int
     at_risk: tuple[str, ...] = ()
+    is_counted: bool = True
+    """False: its zone was counted already."""
 
 
 class Element(NamedTuple):

@@ -24,6 +24,7 @@ Elsewhere: layouts (`cluster.core.planner`), what people ask for (`cluster.core.
 from __future__ import annotations
 
 import dataclasses
+from typing import Final
 
 from msgspec.structs import replace
 
@@ -46,6 +47,8 @@ from millstream.cluster.core.step import EndSession, Step
 from millstream.cluster.core.writes import Txn, put_members
 
 __all__ = ["failed_record", "is_done", "is_silent", "make_plan", "tend_members"]
+
+_FAILED: Final = ("failed", "auto")
 
 
 def tend_members(step: Step) -> Txn | None:
@@ -176,24 +179,32 @@ def _failing(step: Step) -> list[tuple[str, FailOver]]:
     if not step.reaches_most():
         step.note("limit: no majority of the data nodes answers")
         return []
-    count, zones, found = state.failover_count, set[str](), list[tuple[str, FailOver]]()
+    count, found = state.failover_count, list[tuple[str, FailOver]]()
+    # Sessions of one machine do not end at the same moment: some may have failed before.
+    counted = {node.zone for node in state.nodes.values() if (node.state, node.by) == _FAILED}
     for name in gone:
         node = state.nodes[name]
-        is_counted = not (node.zone in zones and _is_zone_gone(state, node.zone, gone))
+        is_counted = not (node.zone in counted and _is_zone_gone(state, node.zone, gone))
         if count + is_counted > settings.auto_failover_max:
             step.note(f"limit: {node.name} is silent, and {count} nodes were failed over")
             continue
         failover = _judge(step, name)
         if failover is not None:
             count += is_counted
-            zones.add(node.zone)
-            found.append((name, failover))
+            counted.add(node.zone)
+            found.append((name, replace(failover, is_counted=is_counted)))
     return found
 
 
 def _is_zone_gone(state: ClusterState, zone: str, gone: list[str]) -> bool:
-    members = [name for name, its in state.members("data").items() if its == zone]
-    return state.settings.auto_failover_zones and set(members) <= set(gone)
+    """Return whether a zone counts as one, and no data node of it is left."""
+    if not state.settings.auto_failover_zones or not zone:
+        return False
+    return all(
+        name in gone or node.state in ("failed", "out") or "data" not in node.roles
+        for name, node in state.nodes.items()
+        if node.zone == zone
+    )
 
 
 def _judge(step: Step, name: str) -> FailOver | None:

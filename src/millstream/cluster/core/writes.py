@@ -241,8 +241,8 @@ def put_members(
         path, last = FAILOVERS.encode(), b"%d" % -FAILOVERS_KEPT_MAX
         changes.append((b"LIST", b"APPEND", path, *map(to_json, failovers)))
         changes.append((b"LIST", b"TRIM", path, last, b"-1"))
-        count = b"%d" % len(failovers)
-        changes.append((b"COUNTER", b"INC", count, FAILOVER_COUNT.encode()))
+    if count := sum(one.is_counted for one in failovers):
+        changes.append((b"COUNTER", b"INC", b"%d" % count, FAILOVER_COUNT.encode()))
     if resets:
         changes.append((b"COUNTER", b"RESET", FAILOVER_COUNT.encode()))
     if plan != state.plan:

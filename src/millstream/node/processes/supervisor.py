@@ -36,7 +36,7 @@ from millstream.node.settings import (
     parse_address,
     secretless_environment,
 )
-from millstream.runtime.logs import set_up_logs
+from millstream.runtime.logs import LABEL_VARIABLE, set_up_logs
 from millstream.runtime.process import end_in_words, with_huge_pages
 
 __all__ = [
@@ -45,6 +45,7 @@ __all__ = [
     "RESTART_WINDOW_S",
     "STOP_SECONDS",
     "Supervisor",
+    "Waker",
     "ready_line",
 ]
 
@@ -58,8 +59,33 @@ EXIT_DISK_FAILED: Final = 3
 ENGINE_COMMAND: Final = (sys.executable, "-m", "millstream.node.engine_process")
 
 
+class Waker:
+    """Wakes a thread that waits: by a call of another thread, or by a signal.
+
+    Closed when nobody has it any more, so that a late call meets no other file.
+    """
+
+    def __init__(self) -> None:
+        self._read_end, self.write_end = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
+
+    def __del__(self) -> None:
+        os.close(self._read_end)
+        os.close(self.write_end)
+
+    def wake(self) -> None:
+        """End the wait of now, or else the next one."""
+        with contextlib.suppress(BlockingIOError):  # it is awake
+            os.write(self.write_end, b"\0")
+
+    def wait(self, timeout_s: float | None = None, *, also: int | None = None) -> None:
+        """Return when woken, after `timeout_s`, or when the descriptor `also` can be read."""
+        waited = [self._read_end] if also is None else [self._read_end, also]
+        if self._read_end in select.select(waited, [], [], timeout_s)[0]:
+            os.read(self._read_end, 4096)
+
+
 class Supervisor:
-    """One run of a node; call `run` in the main thread of its process.
+    """One run of an engine: `run` in the main thread of its process, `keep` in any other.
 
     Args:
         settings: of the node.
@@ -74,14 +100,15 @@ class Supervisor:
         announce: Callable[[str], None],
         command: tuple[str, ...] = ENGINE_COMMAND,
     ) -> None:
-        self._settings = settings
+        self.settings = settings
+        """With the ports that the engine was given, once it is ready."""
         self._announce = announce
         self._command = command
         self._engine: subprocess.Popen[bytes] | None = None
         self._is_stopping = False
         self._is_announced = False
         self._restarts: list[float] = []
-        self._wake_read, self._wake_write = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
+        self._waker = Waker()
 
     def run(self) -> int:
         """Run the node until it is told to stop; return 0.
@@ -91,23 +118,33 @@ class Supervisor:
             UnavailableError: `disk_failed`, also while it was being stopped.
             MillstreamError: the node cannot start, or dies again and again.
         """
-        set_up_logs(self._settings.log_level, as_json=self._settings.log_json)
+        set_up_logs(self.settings.log_level, as_json=self.settings.log_json)
         previous = {
             number: signal.signal(number, self._on_signal)
             for number in (signal.SIGTERM, signal.SIGINT, signal.SIGALRM)
         }
-        previous_wake = signal.set_wakeup_fd(self._wake_write, warn_on_full_buffer=False)
+        previous_wake = signal.set_wakeup_fd(self._waker.write_end, warn_on_full_buffer=False)
         try:
-            while self._goes_on(self._run_engine()):
-                pass
+            self.keep()
             return 0
         finally:
             signal.alarm(0)
             signal.set_wakeup_fd(previous_wake)
             for number, handler in previous.items():
                 signal.signal(number, handler)
-            os.close(self._wake_read)
-            os.close(self._wake_write)
+
+    def keep(self) -> None:
+        """Run the engine until `stop` is called; raises as `run`. Of one thread."""
+        while self._goes_on(self._run_engine()):
+            pass
+
+    def stop(self) -> None:
+        """Have the engine end cleanly; called again, kill it. Of any thread, or a signal."""
+        was_stopping, self._is_stopping = self._is_stopping, True
+        engine = self._engine  # read after the flag is set: the other side does it vice versa
+        if engine is not None:
+            engine.kill() if was_stopping else engine.terminate()
+        self._waker.wake()
 
     def _run_engine(self) -> MillstreamError:
         """Run one engine to its end; return why it ended."""
@@ -115,7 +152,7 @@ class Supervisor:
             self._command,
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
-            env=with_huge_pages(secretless_environment(os.environ)),
+            env=self._environment(),
         ) as engine:
             self._engine = engine
             if self._is_stopping:
@@ -134,7 +171,18 @@ class Supervisor:
                 code="disk_failed",
                 retry="never",
             )
-        return UnavailableError(f"the engine {end_in_words(code)}", code="engine_died")
+        return UnavailableError(f"{self._name} {end_in_words(code)}", code="engine_died")
+
+    @property
+    def _name(self) -> str:
+        number = self.settings.engine
+        return "the engine" if self.settings.engines == 1 else f"engine {number}"
+
+    def _environment(self) -> dict[str, str]:
+        environment = with_huge_pages(secretless_environment(os.environ))
+        if self.settings.engines > 1:
+            environment[LABEL_VARIABLE] = f"engine-{self.settings.engine}"
+        return environment
 
     def _await_end(self, engine: subprocess.Popen[bytes]) -> int:
         """Wait for its end and for signals; a signal just before a blocking wait would be lost."""
@@ -144,8 +192,7 @@ class Supervisor:
             return engine.wait()
         try:
             while (code := engine.poll()) is None:
-                if self._wake_read in select.select([end, self._wake_read], [], [])[0]:
-                    os.read(self._wake_read, 4096)
+                self._waker.wait(also=end)
         finally:
             os.close(end)
         return code
@@ -153,7 +200,7 @@ class Supervisor:
     def _start(self, engine: subprocess.Popen[bytes]) -> dict[str, Any]:
         assert engine.stdin is not None
         assert engine.stdout is not None
-        order = {"supervisor_pid": os.getpid(), "settings": self._settings}
+        order = {"supervisor_pid": os.getpid(), "settings": self.settings}
         try:
             engine.stdin.write(msgspec.json.encode(order) + b"\n")
             engine.stdin.flush()
@@ -172,8 +219,9 @@ class Supervisor:
         actual: dict[str, Any] = {
             name: parse_address(name, text) for name, text in listeners.items() if text
         }
-        self._settings = dataclasses.replace(self._settings, **actual)
-        _LOG.info("ready", extra={name: text for name, text in listeners.items() if text})
+        self.settings = dataclasses.replace(self.settings, **actual)
+        said = "ready" if self.settings.engines == 1 else f"{self._name} is ready"
+        _LOG.info(said, extra={name: text for name, text in listeners.items() if text})
         if not self._is_announced:
             self._is_announced = True
             self._announce(ready_line(listeners))
@@ -203,19 +251,13 @@ class Supervisor:
         )
         until = now + delay_s
         while not self._is_stopping and (left := until - time.monotonic()) > 0:
-            if select.select([self._wake_read], [], [], left)[0]:
-                os.read(self._wake_read, 4096)
+            self._waker.wait(left)
         return not self._is_stopping
 
     def _on_signal(self, number: int, _: object) -> None:
-        engine = self._engine
-        if self._is_stopping and engine is not None:
-            engine.kill()
-        elif engine is not None:
-            engine.terminate()
         if not self._is_stopping and number != signal.SIGALRM:
             signal.alarm(STOP_SECONDS)
-        self._is_stopping = True
+        self.stop()
 
 
 def ready_line(listeners: dict[str, str | None]) -> str:

@@ -39,6 +39,23 @@ def test_a_sound_directory(directory, capsys):
     assert "torn tail of 4 bytes" in capsys.readouterr().out
 
 
+def test_all_engines_of_a_machine_are_read(directory, capsys):
+    with EmbeddedNode(directory / "engine-2", buckets=["orders:8"]):
+        pass
+    assert run(directory) == 0
+    printed = capsys.readouterr().out
+    assert printed.startswith(f"{directory}:\n")
+    assert f"{directory}/engine-2:\n" in printed
+    assert printed.count("bucket orders: ok") == 2
+    (segment,) = directory.glob("engine-2/buckets/*/log/*.seg")
+    segment.write_bytes(b"")
+    assert run(directory) == 1
+    assert f"millstream check {directory}/engine-2 --accept" in capsys.readouterr().out
+    assert run(directory, "--json") == 1
+    found = json.loads(capsys.readouterr().out)
+    assert (found["is_sound"], [one["is_sound"] for one in found["engines"]]) == (True, [False])
+
+
 def test_a_damaged_directory(directory, capsys):
     segment = next(directory.glob("buckets/*/log/*.seg"))
     content = bytearray(segment.read_bytes())

@@ -3,7 +3,7 @@ import pytest
 from millstream.cli import main as main_module
 from millstream.cli.serving import serve
 from millstream.cli.serving.serve import _announce
-from millstream.node.processes import supervisor as supervise
+from millstream.node.processes import engines
 from millstream.node.settings import Address, BucketSpec, Credential, Settings
 
 
@@ -11,15 +11,12 @@ from millstream.node.settings import Address, BucketSpec, Credential, Settings
 def started(monkeypatch):
     seen = []
 
-    class FakeSupervisor:
-        def __init__(self, settings, *, announce):
-            assert announce is _announce
-            seen.append(settings)
+    def run_node(settings, *, announce):
+        assert announce is _announce
+        seen.append(settings)
+        return 0
 
-        def run(self):
-            return 0
-
-    monkeypatch.setattr(supervise, "Supervisor", FakeSupervisor)
+    monkeypatch.setattr(engines, "run_node", run_node)
 
     def run(*words):
         with pytest.raises(SystemExit) as caught:
@@ -40,7 +37,7 @@ def test_what_is_written_arrives(started, monkeypatch):
         "--data d --kv 127.0.0.1:0 --no-memcached --coord 127.0.0.1:1 --ninep 127.0.0.1:2 "
         "--peer 127.0.0.1:3 --advertise h --join h:7 --bucket a:4 --bucket b --user u:p "
         "--tls-cert c --tls-key k --tls-ca a --roles data --flush-interval 0 "
-        "--memory-quota 1GiB "
+        "--memory-quota 1GiB --engines 2 --zone z "
         "--log-level error --log-json --insecure-plaintext"
     )
     settings = started(*words.split())
@@ -55,6 +52,7 @@ def test_what_is_written_arrives(started, monkeypatch):
     assert (settings.tls_cert, settings.tls_key, settings.tls_ca) == ("c", "k", "a")
     assert settings.roles == ("data",)
     assert settings.flush_interval_ms == 0
+    assert (settings.engines, settings.zone) == (2, "z")
     assert settings.memory_quota_bytes == 1 << 30
     assert settings.log_json
     assert settings.insecure_plaintext

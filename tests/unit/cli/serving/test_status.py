@@ -65,3 +65,11 @@ def test_a_failed_bucket_is_a_failure(node, capsys):
 def test_no_answer_is_a_failure(words, reason, capsys):
     assert run(*words) == 1
     assert reason in capsys.readouterr().err
+
+
+def test_one_of_several_engines_is_named(node, monkeypatch, capsys):
+    assert run("--user", "ada") == 0
+    assert "engine" not in capsys.readouterr().out
+    monkeypatch.setattr(node._node._engine, "engine", (2, 3))
+    assert run("--user", "ada") == 0
+    assert ": up, engine 2 of 3\n" in capsys.readouterr().out

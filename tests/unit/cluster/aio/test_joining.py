@@ -13,6 +13,7 @@ from millstream.cluster.core.identity import CLUSTER_NAME
 from millstream.errors import ConditionError, UnavailableError, UsageError
 from millstream.model.partitions import PartitionState
 from support.cluster.own_node_double import World, bucket, member_of, world
+from support.coordination.coordinators import until
 
 PLACE = "127.0.0.1:1000"
 
@@ -143,3 +144,24 @@ async def test_who_does_not_answer_is_named(tmp_path: Path) -> None:
         node = here.node(held=[])
         with pytest.raises(UnavailableError, match="nobody listens"):
             await member_of(node).join("127.0.0.1:9", zone="", roles=())
+
+
+async def test_a_node_is_in_the_zone_that_it_was_started_with_else_in_that_it_joins_with(
+    tmp_path: Path,
+) -> None:
+    async with world(tmp_path) as here:
+        first = here.node(zone="m1")
+        await member_of(first).init("", 1)
+        second, third = here.node(held=[], zone="m2"), here.node(held=[])
+        with pytest.raises(UsageError, match="'m2'"):
+            await member_of(second).join(PLACE, zone="rack", roles=())
+        await member_of(second).join(PLACE, zone="m2", roles=())
+        await member_of(third).join(PLACE, zone="rack", roles=())
+        told = msgspec.convert(await member_of(first).member(), Told)
+        assert sorted(node.zone for node in told.nodes.values()) == ["m1", "m2", "rack"]
+        await member_of(third).stop()
+        third.zone = "m3"
+        third.begin()
+        await until(lambda: not member_of(third).problem)
+        told = msgspec.convert(await member_of(first).member(), Told)
+        assert told.nodes[third.uuid].zone == "m3"

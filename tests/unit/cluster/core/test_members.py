@@ -10,6 +10,7 @@ import pytest
 from msgspec.structs import replace
 
 from millstream.cluster.core.elements import (
+    FAILOVER_COUNT,
     FAILOVERS,
     PLAN,
     NodeRecord,
@@ -134,7 +135,30 @@ def test_a_zone_that_fails_together_counts_once_if_it_may() -> None:
     scene.lose("a", "b")
     assert [states(scene.decide(), name) for name in "ab"] == ["failed", None]
     scene.set(settings=Settings(auto_failover_zones=True))
-    assert [states(scene.decide(), name) for name in "ab"] == ["failed", "failed"]
+    decision = scene.decide()
+    assert [states(decision, name) for name in "ab"] == ["failed", "failed"]
+    assert decision.write is not None
+    assert (b"COUNTER", b"INC", b"1", FAILOVER_COUNT.encode()) in decision.write.changes
+
+
+def test_a_zone_counts_once_though_its_nodes_fail_one_after_the_other() -> None:
+    scene = Scene(("c", "d", "e"), active="c", nodes="abcdef")
+    for name in "ab":
+        scene.set_node(name, zone="y")
+    scene.set_node("a", state="failed", by="auto", boots=1)
+    scene.lose("a", "b")
+    scene.set(failover_count=1)
+    assert states(scene.decide(), "b") is None
+    scene.set(settings=Settings(auto_failover_zones=True))
+    assert states(scene.decide(), "b") == "failed"
+    scene.set_node("f", zone="y")
+    assert states(scene.decide(), "b") is None, "the zone is not gone"
+    scene.set_node("f", zone="z")
+    scene.set_node("a", by="hard")
+    assert states(scene.decide(), "b") is None, "what an operator did was not counted"
+    for name in "ab":
+        scene.set_node(name, zone="", by="auto")
+    assert states(scene.decide(), "b") is None, "no zone is no zone of all that have none"
 
 
 def test_a_failed_node_returns_with_a_session_that_it_opened_later() -> None:

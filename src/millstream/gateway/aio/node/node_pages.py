@@ -56,8 +56,11 @@ async def _node(request: web.Request) -> web.Response:
     if not api.users.is_empty and request[USER] is None:
         raise AccessError("log in first", code="unauthorized")
     buckets = api.bucket_statuses()
+    engine, engines = api.engine
+    several = {"engine": engine, "engines": engines} if engines > 1 else {}
     return answer(
         {
+            **several,
             "uuid": api.uuid,
             "version": __version__,
             "listeners": api.addresses(),

@@ -337,6 +337,10 @@ class CommonNodeApi(Protocol):
         """Return the node's own id, fixed when its directory was created."""
 
     @property
+    def engine(self) -> tuple[int, int]:
+        """Return which engine of its machine this is, from 1, and of how many."""
+
+    @property
     def users(self) -> UserStore:
         """Return the users and their rights."""
 

@@ -14,6 +14,13 @@ async def test_welcome_and_health(client, body):
     assert node["listeners"] == {"kv": "127.0.0.1:1", "http": "127.0.0.1:2", "coord": None}
 
 
+async def test_one_of_several_engines_says_which_it_is(client, body, monkeypatch):
+    assert "engine" not in await body(await client.get("/_millstream/node"))
+    monkeypatch.setattr(type(client.app[NODE_API]), "engine", (2, 3))
+    node = await body(await client.get("/_millstream/node"))
+    assert (node["engine"], node["engines"]) == (2, 3)
+
+
 async def test_up_tells_of_failed_buckets(client, guarded, body, monkeypatch):
     def statuses(_):
         return [BucketStatus(n, "0" * 32, 1, "", s) for n, s in (("a", "ready"), ("b", "failed"))]
