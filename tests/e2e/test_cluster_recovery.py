@@ -27,14 +27,11 @@ def lose(nodes: ManagedNodes, *names: str) -> None:
         shutil.rmtree(nodes.nodes[name].data_dir)
 
 
-@pytest.fixture
-def nodes(make_node: Make) -> ManagedNodes:
-    return ManagedNodes(make_node).found("n1", "n2", "n3", replicas=2)
-
-
+@pytest.mark.slow
 def test_the_survivor_of_three_keeps_every_majority_write_and_two_new_nodes_join_it(
-    nodes: ManagedNodes,
+    make_node: Make,
 ) -> None:
+    nodes = ManagedNodes(make_node).found("n1", "n2", "n3", replicas=2)
     nodes.command("n1", "recover", "--yes", code=1)  # not_lost: the cluster runs
     with Writer(nodes) as writer:
         until(lambda: writer.count > 100, lambda: writer.errors)
@@ -61,3 +58,28 @@ def test_the_survivor_of_three_keeps_every_majority_write_and_two_new_nodes_join
     with Writer(nodes) as later:
         until(lambda: later.count > 20, lambda: (later.errors, nodes.logs()))
     later.check(nodes)
+
+
+@pytest.mark.slow
+def test_data_nodes_rebuild_a_cluster_whose_only_coordinator_is_lost(make_node: Make) -> None:
+    nodes = ManagedNodes(make_node).found("n1", "n2", "n3", replicas=2, coordinators=1)
+    with Writer(nodes) as writer:
+        until(lambda: writer.count > 50, lambda: writer.errors)
+        lose(nodes, "n1")
+        wanted = ("recover", "--without", "n1")
+        until(lambda: nodes.status("n2") == {})
+        nodes.command("n2", *wanted, "--yes", code=1)  # no_state: only with --from-nodes
+        told = nodes.command("n2", *wanted, "--from-nodes", "--yes")
+        assert told["is_done"]
+        assert not any("majority" in text for text in told["may_be_lost"])
+        nodes.until_served(["n2", "n3"])
+        before = writer.count
+        until(lambda: writer.count > before + 20, lambda: (writer.errors, nodes.logs()))
+        nodes.nodes["n3"].kill()  # it finds the new pool again
+        nodes.nodes["n3"].start()
+        until(lambda: nodes.state_of("n3", "n2") == "in", nodes.logs)
+        nodes.join("n4", "n2")
+        nodes.command("n2", "rebalance", "--wait")
+        nodes.until_whole("n2")
+        until(lambda: nodes.state_of("n1", "n2") == "out", nodes.logs)
+    writer.check(nodes)
