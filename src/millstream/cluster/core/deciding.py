@@ -78,6 +78,7 @@ def decide(view: View, memory: Memory) -> Decision:
         step.decision.is_deposed = True
         return step.decision
     if view.state.is_forked:
+        memory.forget()  # what was begun belongs to records that are older than the rebuilt ones
         step.note(NOT_RECOVERED)
         return step.decision
     moves = Moves(step)
