@@ -18,6 +18,7 @@ from __future__ import annotations
 
 import shutil
 import uuid
+from itertools import count
 from pathlib import Path
 from typing import Final
 
@@ -30,7 +31,7 @@ from millstream.runtime.process import DirectoryLock
 
 __all__ = [
     "NODE_FILE", "PATIENCE_S", "DataDirectory", "holds_a_node", "node_file_content", "other_node",
-    "read_node_file", "refuse_lost_coordination",
+    "put_coordination_aside", "read_node_file", "refuse_lost_coordination",
     "remove_unused_coordination",
 ]  # fmt: skip
 
@@ -141,6 +142,15 @@ def remove_unused_coordination(path: Path) -> None:
         coord.rename(aside)
         sync_directory(path)
         shutil.rmtree(aside)
+
+
+def put_coordination_aside(path: Path) -> None:
+    """Rename the files of a coordination that is given up, if any. Blocks; raises OSError."""
+    coord = path / "coord"
+    if coord.exists():
+        names = (path / f"coord.lost-{number}" for number in count(1))
+        coord.rename(next(name for name in names if not name.exists()))
+        sync_directory(path)
 
 
 def _refuse_foreign(path: Path) -> None:

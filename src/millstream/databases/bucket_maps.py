@@ -187,7 +187,8 @@ class BucketMaps:
         if len(data_map.records) != partitions:
             raise CorruptionError(
                 f"the map of bucket {name!r} has {len(data_map.records)} records for {partitions} "
-                "partitions; restore a backup of the coordination service",
+                "partitions; restore a backup of the coordination service and run "
+                "`millstream cluster recover`",
                 code="bad_cluster_map",
             )
         async with self._table.change:

@@ -38,6 +38,7 @@ from millstream.cluster.core.admission import (
 from millstream.cluster.core.elements import Bucket as BucketElement
 from millstream.cluster.core.elements import NodeRecord
 from millstream.cluster.core.orders import Place
+from millstream.cluster.core.recovery import HeldBucket
 from millstream.cluster.core.reports import CopyReport, PartReport, no_copy
 from millstream.cluster.core.settings import TAKE_OVERS_MAX, Settings
 from millstream.data_directory.map_file import AdoptedMap
@@ -165,6 +166,26 @@ class ManagedEngine:
             (self._buckets.maps.adopted(name), one) for name, one in self._buckets.served.items()
         )
         return {one.uuid: known.adopted.data_map.key for known, one in every if known is not None}
+
+    def adopted(self) -> Mapping[str, HeldBucket]:
+        """Return what is durably adopted of each bucket, by uuid."""
+        found: dict[str, HeldBucket] = {}
+        with_replicas = {one.name for one in self._buckets.statuses() if one.index_replicas}
+        for name, bucket in self._buckets.served.items():
+            known = self._buckets.adopted(name)
+            if known is None:
+                continue
+            adopted = known.adopted
+            parts = {
+                number: record
+                for number in range(len(adopted.records))
+                if (record := self.index_record(Place(bucket.uuid, number))) is not None
+            }
+            found[bucket.uuid] = HeldBucket(
+                name, adopted.nodes, adopted.data_map.key, adopted.records, parts,
+                tuple(map(standing_of, bucket.partitions)), name in with_replicas,
+            )  # fmt: skip
+        return found
 
     def broken(self) -> Mapping[str, bool]:
         """Return the nodes that copies here have streams from or to; True: all are broken."""

@@ -371,8 +371,8 @@ def index_map_from_json(content: bytes) -> IndexMap:
 
 def _unusable(what: str, error: Exception) -> CorruptionError:
     return CorruptionError(
-        f"{what} of the coordination service cannot be used: {error}; restore a backup of the "
-        "coordination service",
+        f"{what} of the coordination service cannot be used: {error}; restore a backup of it "
+        "and run `millstream cluster recover`",
         code="bad_cluster_map",
     )
 

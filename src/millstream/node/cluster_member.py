@@ -52,6 +52,8 @@ class Parts(NamedTuple):
     delete_bucket: Callable[[str], Awaitable[None]]
     join_pool: Callable[[Address], Awaitable[None]]
     """Begins coordination anew, in the pool of another node."""
+    found_pool: Callable[[], Awaitable[None]]
+    """Begins coordination anew, alone."""
 
 
 class ClusterMember:
@@ -153,6 +155,10 @@ class ClusterMember:
         if await self._is_in_pool_of(peer):
             return
         await self._parts.join_pool(Address(host, port))
+
+    async def found_pool(self) -> None:
+        """Begin coordination anew, alone; see `OwnNode.found_pool`."""
+        await self._parts.found_pool()
 
     async def _is_in_pool_of(self, peer: str) -> bool:
         """Return whether it is; refuse to leave a pool that is in use."""

@@ -445,7 +445,7 @@ class Engine:
         parts = Parts(
             self.settings, self._directory, self.users, self._buckets, self.others.neighbours,
             self._addresses, peer_tls_context(self.settings), self._managed_engine,
-            self.delete_bucket, self.coordination.join,
+            self.delete_bucket, self.coordination.join, self.coordination.found,
         )  # fmt: skip
         return Membership(ClusterMember(parts), __version__, self._directory.identity)
 

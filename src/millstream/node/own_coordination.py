@@ -17,6 +17,7 @@ from collections.abc import Callable, Mapping
 
 from millstream.data_directory.ownership import (
     DataDirectory,
+    put_coordination_aside,
     refuse_lost_coordination,
     remove_unused_coordination,
 )
@@ -100,6 +101,13 @@ class OwnCoordination:
         await self.stop()
         await in_thread(remove_unused_coordination, self._directory.path)
         self._begin(peer)
+        await self.until_ready()
+
+    async def found(self) -> None:
+        """Begin anew, alone; the files so far are kept aside. Raises as `join`."""
+        await self.stop()
+        await in_thread(put_coordination_aside, self._directory.path)
+        self._begin(None)
         await self.until_ready()
 
     def figures(self) -> Mapping[str, float]:

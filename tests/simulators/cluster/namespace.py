@@ -28,14 +28,17 @@ class Namespace:
         self.token = NEVER
         self.holder: object | None = None
         self.has_quorum = True
-        self._parsed: tuple[int, ClusterState] | None = None
+        self.epoch = 1
+        self.past: list[tuple[int, dict[str, Element]]] = []
+        """Backups: LSN and elements."""
+        self._parsed: tuple[int, int, ClusterState] | None = None
 
     def campaign(self, who: object) -> Version | None:
         """Grant the lock, if it is free."""
         if self.holder is not None:
             return None
         self.lsn += 1
-        self.holder, self.token = who, Version(1, 1, self.lsn)
+        self.holder, self.token = who, Version(self.epoch, 1, self.lsn)
         return self.token
 
     def end_session(self, node: str) -> None:
@@ -46,9 +49,19 @@ class Namespace:
         return set(self.state().live)
 
     def state(self) -> ClusterState:
-        if self._parsed is None or self._parsed[0] != self.lsn:
-            self._parsed = self.lsn, state_from_elements(self.elements, self.token)
-        return self._parsed[1]
+        if self._parsed is None or self._parsed[:2] != (self.epoch, self.lsn):
+            state = state_from_elements(self.elements, self.token, self.epoch)
+            self._parsed = self.epoch, self.lsn, state
+        return self._parsed[2]
+
+    def back_up(self) -> None:
+        self.past.append((self.lsn, dict(self.elements)))
+
+    def restore(self, at: int) -> None:
+        """Go on from a backup, as a group that was restored or forced to go on."""
+        self.lsn, elements = self.past[at]
+        self.elements, self.past = dict(elements), self.past[: at + 1]
+        self.epoch += 1 << 16
 
     def run(self, txn: Txn) -> bool:
         """Do all of it, or nothing."""
@@ -74,7 +87,7 @@ class Namespace:
         return self.holder is not None and self.token == parse_version(version)
 
     def _change(self, words: list[str], raw: tuple[bytes, ...]) -> None:
-        version = Version(1, 1, self.lsn)
+        version = Version(self.epoch, 1, self.lsn)
         if words[0] == "PUT":
             assert words[1] in self.elements
             self.elements[words[1]] = Element(version, raw[2])
@@ -87,5 +100,7 @@ class Namespace:
             path, more = words[-1], int(words[2]) if len(words) == 4 else 1
             value = 0 if words[1] == "RESET" else int(self.elements[path].data) + more
             self.elements[path] = Element(version, b"%d" % value)
+        elif words[0] == "DELETE":
+            del self.elements[words[1]]
         else:
             assert words[0] == "LIST", words

@@ -12,7 +12,15 @@ from typing import Any, Final, NamedTuple
 
 from msgspec.structs import replace
 
-from millstream.cluster.core import admission, deciding, fail_over, index_moving, quorums, writes
+from millstream.cluster.core import (
+    admission,
+    deciding,
+    fail_over,
+    index_moving,
+    quorums,
+    recovery,
+    writes,
+)
 from millstream.cluster.core.admission import Remove, Ruling
 from millstream.cluster.core.elements import ClusterState, NodeRecord
 from millstream.cluster.core.index_moving import IndexChange, IndexMoves
@@ -20,7 +28,7 @@ from millstream.cluster.core.memory import Chosen, Promised
 from millstream.cluster.core.moving import Moves
 from millstream.cluster.core.orders import Reply
 from millstream.model import rows, serving_rights
-from millstream.model.cluster_maps import NO_FLOOR, Floor
+from millstream.model.cluster_maps import NO_FLOOR, Floor, MapKey
 from millstream.model.serving_rights import Right
 
 Patch = tuple[Any, str, Any]
@@ -29,6 +37,8 @@ Patch = tuple[Any, str, Any]
 class Plant(NamedTuple):
     seed: int
     patches: tuple[Patch, ...]
+    is_restored: bool = False
+    """Coordination has to lose entries for it."""
 
 
 _JUDGE_ORDER: Final = admission.judge_order
@@ -40,6 +50,7 @@ _CONTACT: Final = serving_rights.contact_until_ms
 _SETTLE: Final = Moves._settle
 _IS_READY: Final = Moves._is_ready
 _GO_ON: Final = fail_over._go_on
+_DATA_MAP: Final = recovery._data_map
 
 
 def _unless(code: str) -> Callable[..., Any]:
@@ -68,6 +79,10 @@ def _removes_blindly(order: Any, known: Any) -> Ruling:
 
 def _activates(order: Any, copy: Any) -> bool:
     return bool(order.branch > copy.standing.branch)
+
+
+def _map_of_state(uuid: str, generation: int, state: ClusterState, held: Any) -> Any:
+    return _DATA_MAP(uuid, generation, state, {} if uuid in state.data else held)
 
 
 def _fences_softly(order: Any, *facts: Any) -> Ruling:
@@ -380,6 +395,15 @@ PLANTS: Final[dict[str, Plant]] = {
     ),
     "a majority of the last row acknowledges": Plant(
         0, ((rows, "reached", lambda rows, ends: _REACHED(rows[-1:], ends)),)
+    ),
+    "a restored state is acted upon": Plant(
+        1, ((ClusterState, "is_forked", property(lambda state: False)),), is_restored=True
+    ),
+    "restored maps are taken for true": Plant(
+        4, ((recovery, "_data_map", _map_of_state),), is_restored=True
+    ),
+    "a rebuilt state uses keys again": Plant(
+        18, ((recovery, "_keys", lambda state, held: [MapKey(0, 0)]),), is_restored=True
     ),
 }
 

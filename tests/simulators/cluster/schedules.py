@@ -50,8 +50,12 @@ TOTAL: Counter[str] = Counter()
 FORCED_AT = 2500
 
 
+RECOVERY = {"back_up": 2.0, "restore": 0.4, "recover": 2.0}
+"""Coordination goes back to a backup, and the state is rebuilt from the nodes."""
+
+
 class Schedule:
-    def __init__(self, seed: int) -> None:
+    def __init__(self, seed: int, *, is_restored: bool = False) -> None:
         self.world = World(seed)
         self.rng = rng = self.world.rng
         self.weights = MENU | {
@@ -59,6 +63,9 @@ class Schedule:
             "turn": rng.choice((0.2, 3.0)),
             "fault": rng.choice((0.7, 1.5, 3.0)),
         }
+        if is_restored:
+            self.weights |= RECOVERY
+            self.world.space.back_up()
 
     def run(self, steps: int) -> None:
         for _ in range(steps):
@@ -242,6 +249,18 @@ class Schedule:
         world.take_away(node)
         world.add_node(node)
 
+    # ---- coordination is lost
+
+    def back_up(self, _: Node) -> None:
+        if not self.world.state().is_forked:
+            self.world.space.back_up()
+
+    def restore(self, _: Node) -> None:
+        self.world.restore()
+
+    def recover(self, _: Node) -> None:
+        self.world.recover()
+
     # ---- turns that chance finds too seldom
 
     def usurp(self) -> None:
@@ -372,6 +391,7 @@ class Schedule:
         for one in self.everybody():
             one.side, one.is_up = 0, True
         for turn in range(HEAL_TURNS_MAX):
+            world.recover()
             self.heal_step(turn)
             world.dispose()
             for name in world.state().live:
@@ -484,9 +504,15 @@ class Schedule:
         return left <= set(record.placed)
 
 
-def run(seed: int, steps: int | None = None, lines: list[str] | None = None) -> str | None:
-    """One schedule; None, or what is wrong."""
-    schedule = Schedule(seed)
+def run(
+    seed: int,
+    steps: int | None = None,
+    lines: list[str] | None = None,
+    *,
+    is_restored: bool = False,
+) -> str | None:
+    """One schedule; None, or what is wrong. `is_restored`: coordination loses entries in it."""
+    schedule = Schedule(seed, is_restored=is_restored)
     schedule.world.lines = lines
     try:
         schedule.run(steps or schedule.rng.choice((200, 500, 1000)))

@@ -1,9 +1,9 @@
 """Nodes, orchestrators, the coordination service and the network between them, on one seed.
 
 Faults: crashes (memory is lost), lost disks, cuts of one node or many, sessions and locks that end
-while their holders go on, loss of the quorum of coordination, orders and replies that are lost,
-doubled, late and out of order, writes that are executed late, clocks that drift. Operators add and
-remove nodes, fail them over and cancel rebalances in the middle of it.
+while their holders go on, loss of the quorum of coordination, or of its newest entries, orders and
+replies that are lost, doubled, late and out of order, writes that are executed late, clocks that
+drift. Operators add and remove nodes, fail them over and cancel rebalances in the middle of it.
 
 Checked after every step: the invariants of `truth`. At the end, after healing, in bounded steps:
 plans are done, every row is whole, copies are equal, nothing acknowledged at a kept level is lost.
@@ -25,12 +25,20 @@ from millstream.cluster.core.elements import (
     boots_path,
     node_path,
 )
+from millstream.cluster.core.identity import Identity
 from millstream.cluster.core.orders import Place
 from millstream.cluster.core.planner import plan_index, plan_rows
+from millstream.cluster.core.recovery import Held, HeldBucket, known_nodes, rebuild
 from millstream.cluster.core.requests import txn_of
 from millstream.cluster.core.settings import Settings
-from millstream.cluster.core.writes import create_bucket, found_cluster, join_node
+from millstream.cluster.core.writes import (
+    create_bucket,
+    found_cluster,
+    join_node,
+    put_rebuilt,
+)
 from millstream.errors import ConditionError, UsageError
+from millstream.model.bucket_map import NodeAddress
 from millstream.model.cluster_maps import (
     DataMap,
     DataRecord,
@@ -38,6 +46,7 @@ from millstream.model.cluster_maps import (
     IndexRecord,
     MapKey,
 )
+from millstream.vsr.core.versions import Version
 from simulators.cluster.index_parts import Gateway
 from simulators.cluster.namespace import Namespace
 from simulators.cluster.node import ACTIVE, REPLICA, Copy, Node
@@ -127,7 +136,13 @@ class World:
         return self.space.state()
 
     def record(self, place: Place) -> DataRecord:
-        return self.space.state().data[place.bucket].records[place.partition]
+        """Return the newest; the one of a state that was restored may be old."""
+        state = self.space.state()
+        record = state.data[place.bucket].records[place.partition]
+        if not state.is_forked:
+            return record
+        adopted = (one.records[place] for one in self.all_nodes() if place in one.records)
+        return max(record, *adopted, key=lambda one: one.at)
 
     def index_record(self, place: Place) -> IndexRecord:
         return self.space.state().index[place.bucket].records[place.partition]
@@ -205,7 +220,7 @@ class World:
     def request(self, op: str, **args: Any) -> bool:
         """Ask for something, through whoever leads; return whether the state changed."""
         space = self.space
-        if space.holder is None or not space.has_quorum:
+        if space.holder is None or not space.has_quorum or space.state().is_forked:
             return False
         try:
             txn = txn_of(space.state(), Request("r", op, args, "admin"), self.now_ms + 1_000_000)
@@ -221,10 +236,64 @@ class World:
 
     def join(self, name: str) -> None:
         node = self.nodes[name]
+        if self.state().is_forked:
+            return
         if not node.is_gone and node_path(name) not in self.space.elements:
             self.space.run(join_node(name, self.record_of(name)))
             assert boots_path(name) in self.space.elements
             node.sync()
+
+    # ---- coordination is lost
+
+    def restore(self) -> None:
+        """Coordination loses its newest entries, and with them its sessions."""
+        space = self.space
+        at = self.rng.randrange(len(space.past))
+        self.trace(f"coordination goes back from {space.lsn} to {space.past[at][0]}")
+        self.count("restored")
+        for node in self.nodes.values():  # it answered nobody for longer than a lease lasts
+            if self.clocks_good or self.rng.random() < 0.7:
+                node.lose_session()
+        space.restore(at)
+        for name in list(space.state().live):
+            space.end_session(name)
+        if self.rng.random() < 0.7:
+            space.holder = None
+
+    def recover(self) -> bool:
+        """Rebuild the state from what nodes hold; return whether it is rebuilt."""
+        space, held = self.space, dict[str, Held]()
+        state = space.state()
+        if not state.is_forked or not space.has_quorum:
+            return False
+        gone = {name for name, node in self.nodes.items() if node.is_gone}
+        while new := known_nodes(state, held).keys() - held.keys() - gone:
+            for name in sorted(new):
+                node = self.nodes[name]
+                if node.side or not node.is_up:
+                    return False
+                node.lose_session()
+                node.token = max(node.token, Version(space.epoch, 0, 0))
+                held[name] = self._held(node)
+        without = frozenset(known_nodes(state, held).keys() & gone)
+        identity, unix_ms = Identity(self.uuid, "c"), self.now_ms + 1_000_000
+        for txn in put_rebuilt(state, rebuild(state, held, without, identity, unix_ms)):
+            if self.rng.random() < 0.05:
+                return False  # interrupted
+            assert space.run(txn), txn.why
+        self.trace(f"the cluster is rebuilt without {sorted(without)}")
+        self.count("rebuilt")
+        return True
+
+    def _held(self, node: Node) -> Held:
+        addresses = tuple(NodeAddress(name, name, 0, 0) for name in self.nodes)
+        buckets = {}
+        if node.records:
+            records = tuple(node.records[place] for place in self.places)
+            parts = {place.partition: one for place, one in node.index.records.items()}
+            key = max(one.at for one in records)
+            buckets[BUCKET] = HeldBucket("b", addresses, key, records, parts)
+        return Held(node.name, self.uuid, self.record_of(node.name), False, buckets)
 
     def add_node(self, like: Node) -> None:
         name = f"n{len(self.nodes)}"

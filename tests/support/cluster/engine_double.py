@@ -20,9 +20,11 @@ from millstream.cluster.core.admission import (
     TakeOver,
 )
 from millstream.cluster.core.orders import Place
+from millstream.cluster.core.recovery import HeldBucket
 from millstream.cluster.core.reports import CopyReport, PartReport, no_copy
 from millstream.cluster.core.settings import Settings
 from millstream.errors import UnavailableError
+from millstream.model.bucket_map import NodeAddress
 from millstream.model.cluster_maps import DataMap, DataRecord, IndexRecord, MapKey
 from millstream.model.partitions import PartitionState
 from millstream.model.standing import Standing
@@ -80,6 +82,23 @@ class EngineDouble:
 
     def index_record(self, place: Place) -> IndexRecord | None:
         return self.index_records.get(place)
+
+    def adopted(self) -> Mapping[str, HeldBucket]:
+        assert self.maps is not None
+        found = {}
+        for uuid, data_map in self.taken.items():
+            records = [self.records[Place(uuid, at)] for at in range(len(data_map.records))]
+            addresses = tuple(
+                NodeAddress(name, one.host, 0, one.ports["http"])
+                for name, one in self.maps.nodes.items()
+            )
+            parts = {at.partition: one for at, one in self.index_records.items() if at[0] == uuid}
+            standings = [one.standing for one in self.copies()[uuid].values()]
+            name = self.maps.buckets[uuid].name
+            found[uuid] = HeldBucket(
+                name, addresses, data_map.key, tuple(records), parts, tuple(standings)
+            )
+        return found
 
     def keys(self) -> Mapping[str, MapKey]:
         return {uuid: one.key for uuid, one in self.taken.items()}

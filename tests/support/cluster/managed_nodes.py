@@ -72,17 +72,17 @@ class ManagedNodes:
         done = run("bucket", *words, "--connect", str(self.nodes[at].ready["kv"]))
         assert done.returncode == 0, (words, done.stdout, done.stderr)
 
-    def found(self, *names: str, replicas: int = 1) -> Self:
+    def found(self, *names: str, replicas: int = 1, coordinators: int = 3) -> Self:
         """Make a cluster of new nodes, and have the bucket on all of them."""
         first = names[0]
         self.start(first)
-        self.command(first, "init", "--name", "test")
+        self.command(first, "init", "--name", "test", "--coordinators", str(coordinators))
         for name in names[1:]:
             self.join(name, first)
         self.bucket(first, "set", BUCKET, "--replicas", str(replicas))
         self.command(first, "rebalance", "--wait")
         self.until_whole()
-        if len(names) >= 3:
+        if len(names) >= coordinators >= 3:
             until(lambda: self.may_fail(first) >= 1, lambda: {"status": self.status(first)})
         return self
 

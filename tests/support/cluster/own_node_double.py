@@ -14,6 +14,7 @@ from millstream.cluster.aio.local_engine import LocalEngine
 from millstream.cluster.aio.membership import REIGN_PATH, Membership
 from millstream.cluster.aio.messages import ORDERS_PATH
 from millstream.cluster.aio.own_node import OwnBucket
+from millstream.cluster.aio.recovering import HELD_PATH
 from millstream.cluster.core.elements import Role
 from millstream.cluster.core.identity import Identity
 from millstream.coordination.aio.client.async_client import AsyncClient
@@ -67,6 +68,9 @@ class OwnNodeDouble:
         if (method, path) == ("POST", ORDERS_PATH):
             assert content is not None
             return await member.orders(content)
+        if (method, path) == ("POST", HELD_PATH):
+            assert content is not None
+            return await member.held(content)
         assert method == "GET"
         if path == REIGN_PATH:
             return msgspec.json.encode(await member.reign())
@@ -74,7 +78,7 @@ class OwnNodeDouble:
         return self.world.told(msgspec.json.encode(await member.member()))
 
     def engine(self) -> LocalEngine:
-        return EngineDouble(self.uuid, self.world.engines)
+        return self.world.engines.get(self.uuid) or EngineDouble(self.uuid, self.world.engines)
 
     def buckets(self) -> Sequence[OwnBucket]:
         return self.held
@@ -84,6 +88,9 @@ class OwnNodeDouble:
 
     async def join_pool(self, peer: str) -> None:
         self.pools.append(peer)
+
+    async def found_pool(self) -> None:
+        self.pools.append("")
 
     async def keep_identity(self, identity: Identity) -> None:
         if self.world.disk_is_full:

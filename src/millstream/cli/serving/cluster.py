@@ -26,6 +26,7 @@ from millstream.cli.node_http import node_http, path_of, print_object
 from millstream.cli.serving.cluster_asking import ask_cluster, settled, status_of
 from millstream.cli.serving.cluster_output import (
     moves_text,
+    show_recovery,
     show_status,
     unserved_of,
 )
@@ -259,6 +260,41 @@ def failover(
     count = found.get("partitions")
     text = f"{found.get('name', node)}: {mode} fail-over"
     _print(found, f"{text} of {count} partitions" if count is not None else text, is_json=json)
+
+
+@app.command()
+@at_node
+def recover(
+    without: Annotated[
+        list[str] | None,
+        typer.Option("--without", metavar="NODE", help="That never comes back: name or id."),
+    ] = None,
+    from_nodes: Annotated[
+        bool,
+        typer.Option("--from-nodes", help="Nothing is left of the state, not even a backup."),
+    ] = False,
+    yes: Annotated[
+        bool, typer.Option("--yes", help="Do it; without this only tell what may be lost.")
+    ] = False,
+    *,
+    at: NodeOptions,
+    json: JsonOption = False,
+) -> None:
+    """Rebuild the state of a cluster whose coordination is lost, from what its nodes hold.
+
+    Run it at a node that is left. Nodes that coordinated and may come back must be brought back
+    instead: what they acknowledge without this node is lost.
+    """
+    content = {"without": without or [], "from_nodes": from_nodes, "trial": not yes}
+    found = node_http(**at.options).request(
+        "POST", path_of("_millstream", "cluster", "recover"), content, timeout_s=CHANGE_S
+    )
+    if json:
+        print_object(found)
+    else:
+        show_recovery(found)
+    if not yes:
+        raise UsageError("nothing was changed: to do this, give --yes", code="not_confirmed")
 
 
 def _own(found: dict[str, Any]) -> str:

@@ -16,7 +16,14 @@ from rich.table import Column, Table
 
 from millstream.cli.serving.health import shown_bytes
 
-__all__ = ["left_of", "moves_text", "progress_text", "show_status", "unserved_of"]
+__all__ = [
+    "left_of",
+    "moves_text",
+    "progress_text",
+    "show_recovery",
+    "show_status",
+    "unserved_of",
+]
 
 _UUID_SHOWN = 8
 
@@ -160,6 +167,24 @@ def progress_text(found: Mapping[str, Any]) -> str:
     if plan["left_s"] is not None:
         text += f", {plan['left_s']} s left"
     return text + (", is cancelled" if plan["is_cancelled"] else "")
+
+
+def show_recovery(found: Mapping[str, Any]) -> None:
+    """Print what a recovery has done, or would do."""
+    verb = "is rebuilt" if found["is_done"] else "would be rebuilt"
+    name, uuid = found["name"], found["cluster"][:_UUID_SHOWN]
+    print(f"cluster {name} {uuid} {verb}: generation {found['generation']}")
+    for node in found["nodes"]:
+        state = "given up" if node["is_given_up"] else "kept"
+        print(f" {node['name']}  {node['address']}  {state}")
+    for bucket in found["buckets"]:
+        print(f" bucket {bucket['name']}: {_many(bucket['partitions'], 'partition')}")
+    if found["may_be_lost"]:
+        print("may be lost:")
+    for text in found["may_be_lost"]:
+        print(f" ! {text}")
+    if found["is_done"]:
+        print("next: `millstream cluster status`; join new nodes, then `cluster rebalance`")
 
 
 def unserved_of(found: Mapping[str, Any]) -> str:

@@ -17,6 +17,7 @@ import time
 from collections.abc import Callable, Mapping
 from typing import Any, Final, NamedTuple
 
+from millstream.cluster.aio.state_reader import SYSTEM_GROUP
 from millstream.cluster.core.coordinators import next_coordinators
 from millstream.cluster.core.elements import ClusterState
 from millstream.coordination.aio.client.async_client import AsyncClient
@@ -29,7 +30,6 @@ LOOK_S: Final = 3.0
 """How often the orchestrator looks at the group."""
 CHANGE_S_MAX: Final = 120.0
 """How long a change may take before it is asked for again."""
-SYSTEM_GROUP: Final = b"1"
 
 
 class Group(NamedTuple):

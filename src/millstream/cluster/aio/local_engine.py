@@ -17,6 +17,7 @@ import msgspec
 from millstream.cluster.core.admission import Step
 from millstream.cluster.core.elements import Bucket, NodeRecord
 from millstream.cluster.core.orders import Place
+from millstream.cluster.core.recovery import HeldBucket
 from millstream.cluster.core.reports import CopyReport, PartReport
 from millstream.cluster.core.settings import Settings
 from millstream.model.cluster_maps import DataMap, DataRecord, IndexMap, IndexRecord, MapKey
@@ -39,6 +40,8 @@ class ClusterMaps(msgspec.Struct, frozen=True):
     index: dict[str, IndexMap]
     version: Version = NEVER
     """The newest version of any element that was read: a larger one is of a later read."""
+    generation: int = 0
+    """Of the cluster: it grows when its state is rebuilt, and tokens begin anew then."""
 
 
 class LocalEngine(Protocol):
@@ -55,6 +58,9 @@ class LocalEngine(Protocol):
 
     def index_record(self, place: Place) -> IndexRecord | None:
         """Return the adopted index record of a partition."""
+
+    def adopted(self) -> Mapping[str, HeldBucket]:
+        """Return what is durably adopted of each bucket, by uuid."""
 
     def keys(self) -> Mapping[str, MapKey]:
         """Return the key of the newest whole data map that was taken, by uuid."""

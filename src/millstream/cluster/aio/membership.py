@@ -31,10 +31,12 @@ from millstream.cluster.aio.node_agent import NodeAgent
 from millstream.cluster.aio.orchestrator import Orchestrator, Reign
 from millstream.cluster.aio.order_taker import OrderTaker
 from millstream.cluster.aio.own_node import OwnNode
+from millstream.cluster.aio.recovering import HeldRequest, Recovery, Wanted, kept_log
 from millstream.cluster.aio.request_queue import ask
 from millstream.cluster.aio.state_reader import read_state
 from millstream.cluster.core.elements import (
     FAILOVERS,
+    NOT_RECOVERED,
     ClusterState,
     FailOver,
     NodeRecord,
@@ -43,6 +45,7 @@ from millstream.cluster.core.elements import (
 )
 from millstream.cluster.core.identity import CLUSTER_NAME, Identity, checked_cluster_name
 from millstream.cluster.core.memory import Memory
+from millstream.cluster.core.recovery import Held
 from millstream.cluster.core.reports import from_peer
 from millstream.cluster.core.settings import COORDINATORS, Settings
 from millstream.cluster.core.status import status_of
@@ -55,6 +58,7 @@ from millstream.errors import (
     UsageError,
 )
 from millstream.model.addresses import parse_address
+from millstream.vsr.core.versions import NEVER
 
 __all__ = ["Membership"]
 
@@ -248,7 +252,10 @@ class Membership:
         if reign is None:
             return status_of(
                 state, Memory(), coordinators=coordinators, failovers=failovers,
-                notes=["the orchestrator does not answer: copies are not known"],
+                notes=[
+                    "the orchestrator does not answer: copies are not known",
+                    *([NOT_RECOVERED] if state.is_forked else []),
+                ],
             )  # fmt: skip
         return status_of(
             state, reign.memory, coordinators=coordinators, failovers=failovers,
@@ -284,6 +291,65 @@ class Membership:
         )  # fmt: skip
         return cast("Mapping[str, Any]", msgspec.to_builtins(told))
 
+    async def recover(
+        self, *, without: tuple[str, ...], from_nodes: bool, is_trial: bool
+    ) -> Mapping[str, Any]:
+        """Rebuild the state of the cluster; see `ClusterApi.recover`."""
+        self._need_member()
+        assert self._identity is not None
+        async with self._change:
+            recovery = Recovery(self._own, self._identity, self._held)
+            told = await recovery.run(Wanted(without, from_nodes, is_trial))
+        _LOG.warning("the cluster %s", "could be rebuilt" if is_trial else "was rebuilt")
+        return told
+
+    async def held(self, content: bytes) -> bytes:
+        """Tell what this node holds; see `ClusterApi.held`."""
+        self._need_member()
+        request = from_peer(content, HeldRequest)
+        if request.pool:
+            async with self._change:
+                await self._move_to(request)
+        return msgspec.json.encode(await self._held(request))
+
+    async def _move_to(self, request: HeldRequest) -> None:
+        """Coordinate in the pool of a node that has begun anew, unless the present one answers."""
+        assert self._identity is not None
+        if self._agent is not None and self._agent.taker.boots:
+            return  # the answer says that it is in step
+        await self.stop()
+        try:
+            await self._own.join_pool(request.pool)
+            self._identity = self._identity._replace(peer=request.pool)
+            await self._own.keep_identity(self._identity)
+        finally:
+            self.start()
+
+    async def _held(self, request: HeldRequest) -> Held:
+        assert self._identity is not None, "it is a member"
+        if request.cluster != self._identity.cluster:
+            raise ConditionError(
+                f"this node is a member of cluster {self._identity.name!r}, not of the one that "
+                "is recovered",
+                code="other_cluster",
+            )
+        if self._agent is None or self._engine is None:
+            raise UnavailableError("this node is starting or stopping", code="out_of_step")
+        taker = self._agent.taker
+        if request.token is not None:
+            await taker.obey_later_only(request.token)
+        host, ports = self._own.addresses()
+        record = NodeRecord("", host, dict(ports), self._own.roles, version=self._version)
+        kept_lsn, not_kept = await kept_log(self._own)
+        maps = taker.maps
+        return Held(
+            self._own.uuid, self._identity.cluster, record, bool(taker.boots),
+            dict(self._engine.adopted()), kept_lsn, not_kept,
+            {one.name: one.problem for one in self._own.buckets() if one.problem},
+            {} if maps is None else maps.nodes, None if maps is None else maps.settings,
+            {} if maps is None else maps.buckets, NEVER if maps is None else maps.version,
+        )  # fmt: skip
+
     # ---- asking the coordination service
 
     def _need_member(self) -> None:
@@ -308,7 +374,8 @@ class Membership:
             raise
         except UnavailableError as error:
             raise UnavailableError(
-                f"the coordination service of the cluster does not answer: {error}",
+                f"the coordination service of the cluster does not answer: {error}; bring its "
+                "nodes back, or, if they never come back, run `millstream cluster recover`",
                 code="no_quorum",
             ) from error
 

@@ -13,7 +13,8 @@ Invariants:
    step at once. Then the session is closed and another one is opened.
 3. A node whose lease has lapsed is out of step, too. If a later beat is answered, the session has
    lasted: then the node reads the state anew, is in step again, and has to be admitted again.
-4. Without the coordination service the node goes on, out of step; it tries again for ever.
+4. A state that was restored and not rebuilt since is no state: nobody is in step with it.
+5. Without the coordination service the node goes on, out of step; it tries again for ever.
 
 Elsewhere: orders (`cluster.aio.order_taker`), who may serve (`model.serving_rights`), what runs in
 the session beside it (`cluster.aio.orchestrator`).
@@ -33,6 +34,7 @@ from msgspec.structs import replace
 from millstream.cluster.aio.order_taker import OrderTaker
 from millstream.cluster.aio.state_reader import execute, maps_of, read_state
 from millstream.cluster.core.elements import (
+    NOT_RECOVERED,
     ClusterState,
     Live,
     NodeRecord,
@@ -191,6 +193,8 @@ class NodeAgent:
         """
         state = await read_state(client)
         self._check_member(state)
+        if state.is_forked:
+            raise UnavailableError(NOT_RECOVERED, code="not_recovered")
         if state.settings.session_ttl_ms != self._ttl_ms:
             self._ttl_ms = state.settings.session_ttl_ms
             raise UnavailableError("the time-out of sessions was changed", code="other_time_out")

@@ -210,6 +210,8 @@ class Reign:
             is_done = await execute(self._client, decision.write)
             _LOG.info("%s: %s", decision.write.why, "written" if is_done else "came too late")
             self._wake.set()
+        if state.is_forked:
+            return True
         self._tell_maps(state, answered)
         if await self._queue.work(state.version(REQUESTS), elements):
             self._wake.set()
@@ -264,7 +266,8 @@ class Reign:
     async def _tend_group(self, group: CoordinationGroup) -> None:
         while True:
             await asyncio.sleep(LOOK_S)
-            await group.tend(self._state)
+            if not self._state.is_forked:
+                await group.tend(self._state)
 
     # ---- nodes
 

@@ -88,5 +88,12 @@ class OwnNode(Protocol):
             UnavailableError: coordination could not be started again.
         """
 
+    async def found_pool(self) -> None:
+        """Begin coordination anew, alone; the files of the lost one are kept aside.
+
+        Raises:
+            UnavailableError: coordination could not be started again.
+        """
+
     async def keep_identity(self, identity: Identity) -> None:
         """Keep durably of which cluster it is a member; raises UnavailableError."""

@@ -21,15 +21,25 @@ from millstream.cluster.core.elements import (
     state_from_elements,
 )
 from millstream.cluster.core.writes import Txn
+from millstream.coordination.aio.client.asking import ask_node
 from millstream.coordination.aio.client.async_client import AsyncClient
 from millstream.coordination.core.client.errors import AbortedError, MissingError
-from millstream.coordination.core.client.replies import Versioned
+from millstream.coordination.core.client.replies import Versioned, data_of, version_of
 from millstream.errors import ConditionError
 from millstream.vsr.core.versions import NEVER
 
-__all__ = ["execute", "make_namespace", "maps_of", "read_elements", "read_state"]
+__all__ = [
+    "SYSTEM_GROUP",
+    "execute",
+    "make_namespace",
+    "maps_of",
+    "read_elements",
+    "read_stale_state",
+    "read_state",
+]
 
-_SYSTEM_GROUP: Final = "1"
+SYSTEM_GROUP: Final = b"1"
+"""Every pool has this group. It has the state of the cluster."""
 _TOO_LATE: Final = ("CHECK_FAILED", "CAS_MISMATCH", "ERROR_DOES_NOT_EXISTS")
 """Errors of a transaction that is based on what is not so any more."""
 
@@ -59,7 +69,22 @@ async def read_elements(client: AsyncClient) -> tuple[ClusterState, Mapping[str,
     if leader is not None:
         token = leader.token
         elements[ORCHESTRATOR] = elements[ORCHESTRATOR]._replace(data=leader.data)
-    return state_from_elements(elements, token), found
+    group = (await client.raw.execute(b"VDS", SYSTEM_GROUP, is_change=False))[SYSTEM_GROUP]
+    return state_from_elements(elements, token, int(group[b"epoch"])), found
+
+
+async def read_stale_state(client: AsyncClient) -> ClusterState:
+    """Return the state as the first node of the client has it by itself; it may be old.
+
+    Who leads is not in it. Raises as `ask_node`, and as `state_from_elements`.
+    """
+    rows = await ask_node(client, b"GROUP", SYSTEM_GROUP, b"TREE", ROOT.encode(), b"STALEREAD")
+    elements = {
+        row[0].decode(): Element(version_of(row[1]), data_of(row[2]))
+        for row in rows
+        if row[0] != ORCHESTRATOR.encode()
+    }
+    return state_from_elements(elements)
 
 
 def maps_of(state: ClusterState) -> ClusterMaps:
@@ -69,6 +94,7 @@ def maps_of(state: ClusterState) -> ClusterMaps:
     return ClusterMaps(
         state.cluster.uuid, state.settings, dict(state.nodes), dict(state.buckets),
         dict(state.data), dict(state.index), max(state.versions.values(), default=NEVER),
+        state.cluster.generation,
     )  # fmt: skip
 
 
@@ -96,5 +122,5 @@ async def make_namespace(client: AsyncClient) -> None:
 
     It is in the group that every pool has. Whoever makes it owns it, and what is below it.
     """
-    await client.execute("CREATENAMESPACE", ROOT, "GROUP", _SYSTEM_GROUP, is_change=True)
+    await client.execute("CREATENAMESPACE", ROOT, "GROUP", SYSTEM_GROUP, is_change=True)
     await client.set_acl(ROOT, "MODE", "700", "DEFAULT", "MODE", "700")

@@ -12,7 +12,8 @@ Invariants:
 2. Fail-over comes first: who serves is written before members and plans, these before moves, and
    data before the index. Only an index part for which nobody answers comes before members, plans
    and moves.
-3. Nothing is done with a state that carries another orchestrator's token.
+3. Nothing is done with a state that carries another orchestrator's token, nor with one that was
+   restored, before it is rebuilt (`cluster.core.recovery`).
 4. A bucket that is being dropped is decided about by nobody else (`cluster.core.dropping`).
 
 Elsewhere: promotions (`cluster.core.fail_over`), moves (`cluster.core.moving`), the index
@@ -25,6 +26,7 @@ from collections.abc import Mapping
 from typing import NamedTuple
 
 from millstream.cluster.core.dropping import finish_drop
+from millstream.cluster.core.elements import NOT_RECOVERED
 from millstream.cluster.core.fail_over import (
     admit,
     is_heard_above,
@@ -74,6 +76,10 @@ def decide(view: View, memory: Memory) -> Decision:
     view = step.view
     if view.state.token != view.token:
         step.decision.is_deposed = True
+        return step.decision
+    if view.state.is_forked:
+        memory.forget()  # what was begun belongs to records that are older than the rebuilt ones
+        step.note(NOT_RECOVERED)
         return step.decision
     moves = Moves(step)
     changes = [

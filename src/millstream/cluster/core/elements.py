@@ -30,6 +30,7 @@ from millstream.model.cluster_maps import (
     index_map_from_json,
 )
 from millstream.model.rows import Row
+from millstream.vsr.core.configuration import generation
 from millstream.vsr.core.versions import NEVER, Version
 
 __all__ = [
@@ -37,6 +38,7 @@ __all__ = [
     "FAILOVERS",
     "FAILOVERS_KEPT_MAX",
     "FAILOVER_COUNT",
+    "NOT_RECOVERED",
     "ORCHESTRATOR",
     "PLAN",
     "REQUESTS",
@@ -79,6 +81,10 @@ REQUESTS: Final = f"{ROOT}/requests"
 FAILOVERS: Final = f"{ROOT}/failovers"
 FAILOVER_COUNT: Final = f"{ROOT}/failover_count"
 FAILOVERS_KEPT_MAX: Final = 100
+NOT_RECOVERED: Final = (
+    "the coordination service was restored, or forced to go on, and may have lost changes: run "
+    "`millstream cluster recover`"
+)
 RESULT_KEPT_S: Final = 3600
 """How long the answer to a request can be read."""
 
@@ -227,6 +233,20 @@ class ClusterState:
     failover_count: int = 0
     versions: Mapping[str, Version] = field(default_factory=dict)
     """The version of every element that was read, by path."""
+    epoch: int = 0
+    """Of the group that has the state; 0: not asked for."""
+
+    @property
+    def is_forked(self) -> bool:
+        """Whether the group was restored, or forced to go on, after this state was made.
+
+        Changes that nodes have adopted may be missing then, so nothing is decided by it. Only the
+        foundation of the cluster and its recovery write the element `cluster`.
+        """
+        if self.cluster is None:
+            return False
+        newest = max(self.epoch, self.token.epoch, *(one.epoch for one in self.versions.values()))
+        return generation(newest) > generation(self.version(CLUSTER).epoch)
 
     @property
     def basis(self) -> dict[str, str]:
@@ -322,12 +342,15 @@ def to_json(value: msgspec.Struct | None) -> bytes:
     return b"" if value is None else msgspec.json.encode(value)
 
 
-def state_from_elements(elements: Mapping[str, Element], token: Version = NEVER) -> ClusterState:
+def state_from_elements(
+    elements: Mapping[str, Element], token: Version = NEVER, epoch: int = 0
+) -> ClusterState:
     """Return the state.
 
     Args:
         elements: all below `ROOT`, by path, as of one read.
         token: of the lock on `ORCHESTRATOR`.
+        epoch: of the group, as it is told after that read.
 
     Raises:
         CorruptionError: `bad_cluster_element`, `bad_cluster_map`.
@@ -350,6 +373,7 @@ def state_from_elements(elements: Mapping[str, Element], token: Version = NEVER)
         plan=found.one(PLAN, Plan),
         failover_count=found.count(count) if count else 0,
         versions={path: element.version for path, element in elements.items()},
+        epoch=epoch,
     )
 
 
@@ -397,7 +421,7 @@ def _decoded(path: str, data: bytes, kind: type[_T]) -> _T:
 
 def _bad(what: str, why: str) -> CorruptionError:
     return CorruptionError(
-        f"{what} of the coordination service cannot be used: {why}; restore a backup of the "
-        "coordination service",
+        f"{what} of the coordination service cannot be used: {why}; restore a backup of it and "
+        "run `millstream cluster recover`",
         code="bad_cluster_element",
     )

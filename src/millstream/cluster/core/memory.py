@@ -105,6 +105,10 @@ class Memory:
     floors: dict[Place, tuple[MapKey, int, Floor]] = field(default_factory=dict)
     """What a lost index owner, in its session of this number, may have shown."""
 
+    def forget(self) -> None:
+        """Begin anew."""
+        vars(self).update(vars(Memory()))
+
     def hear(self, report: NodeReport) -> None:
         """Take the report of a node."""
         name = report.node

@@ -56,7 +56,15 @@ from millstream.cluster.core.writes import (
 )
 from millstream.errors import ConditionError, UsageError
 
-__all__ = ["FailOverArgs", "Outcome", "RebalanceArgs", "RemoveArgs", "outcome_of", "txn_of"]
+__all__ = [
+    "FailOverArgs",
+    "Outcome",
+    "RebalanceArgs",
+    "RemoveArgs",
+    "node_like",
+    "outcome_of",
+    "txn_of",
+]
 
 _NEEDED: Final[tuple[Role, ...]] = ("data", "index")
 """Roles that some member must have."""
@@ -367,16 +375,22 @@ def _resolved(state: ClusterState, texts: Iterable[str]) -> tuple[str, ...]:
     Raises:
         UsageError: `unknown_node`: no node, or several, can be meant.
     """
-    return tuple(dict.fromkeys(_node_like(state.nodes, text) for text in texts))
+    return tuple(dict.fromkeys(node_like(state.nodes, text) for text in texts))
 
 
-def _node_like(nodes: Mapping[str, NodeRecord], text: str) -> str:
+def node_like(nodes: Mapping[str, NodeRecord], text: str) -> str:
+    """Return the id of the node that people mean: by name, id or its beginning, or HOST:PORT.
+
+    Raises:
+        UsageError: `unknown_node`: no node, or several, can be meant.
+    """
     if text in nodes:
         return text
     ways: tuple[Callable[[str], bool], ...] = (
         lambda one: nodes[one].name == text and nodes[one].state != "out",
         lambda one: nodes[one].name == text,
         lambda one: bool(text) and one.startswith(text.lower()),
+        lambda one: text in (f"{nodes[one].host}:{port}" for port in nodes[one].ports.values()),
     )
     for is_meant in ways:
         found = [one for one in nodes if is_meant(one)]

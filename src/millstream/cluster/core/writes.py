@@ -12,6 +12,7 @@ Guards:
 | maps, plan, states of members, buckets | the orchestrator | its lock, and the version read |
 | the end of a session | the orchestrator | its lock, and the version read |
 | settings, the end of a plan | an administrator | the version read |
+| all of a cluster that is rebuilt | an administrator | absent, or the version read |
 
 Invariants:
 1. A change of what exists names the version that was read. A write whose answer was lost may be
@@ -81,12 +82,14 @@ __all__ = [
     "put_index_map",
     "put_members",
     "put_node",
+    "put_rebuilt",
     "put_settings",
     "reset_failovers",
 ]
 
 Words = tuple[bytes, ...]
 _COMMANDS_MAX: Final = 128
+_NODES_PER_TXN: Final = 30
 
 
 class Txn(NamedTuple):
@@ -341,6 +344,82 @@ def cancel_plan(state: ClusterState) -> Txn:
         (_version(PLAN, state.version(PLAN)),),
         (_put(PLAN, to_json(cancelled)),),
     )
+
+
+def put_rebuilt(state: ClusterState, after: ClusterState) -> list[Txn]:
+    """Return the transactions that replace all of the state by another, in their order.
+
+    Until the last one is executed nobody acts by the state (`ClusterState.is_forked`). If it comes
+    to that, all can be rebuilt again.
+    """
+    assert after.cluster is not None, "it is of a cluster"
+    found = [_put_rebuilt_bucket(state, after, uuid) for uuid in after.buckets]
+    for uuid in state.buckets.keys() - after.buckets.keys():
+        name = state.buckets[uuid].name
+        is_taken = any(one.name == name for one in after.buckets.values())
+        paths = [map_path(uuid), index_map_path(uuid), bucket_path(uuid)]
+        paths += [] if is_taken else [name_path(name)]
+        found.append(_txn(f"bucket {name} was dropped", [_delete(state, path) for path in paths]))
+    every = sorted(after.nodes.items())
+    for at in range(0, len(every), _NODES_PER_TXN):
+        some = every[at : at + _NODES_PER_TXN]
+        changes = [_set(state, node_path(name), to_json(record)) for name, record in some]
+        changes += [_make(state, b"COUNTER", boots_path(name)) for name, _ in some]
+        found.append(_txn("members", changes))
+    final = [
+        _make(state, b"BINARY", ORCHESTRATOR),
+        _make(state, b"COUNTER", FAILOVER_COUNT),
+        _make(state, b"LIST", FAILOVERS),
+        _set(state, PLAN, b""),
+        _set(state, SETTINGS, settings_to_json(after.settings)),
+        ((), ((b"DELETE", REQUESTS.encode()),) if _has(state, REQUESTS) else ()),
+        ((), (_create(b"QUEUE", REQUESTS),)),
+        _set(state, CLUSTER, to_json(after.cluster)),
+    ]
+    found.append(_txn(f"the cluster is rebuilt, generation {after.cluster.generation}", final))
+    return found
+
+
+def _put_rebuilt_bucket(state: ClusterState, after: ClusterState, uuid: str) -> Txn:
+    bucket = after.buckets[uuid]
+    changes = [
+        _set(state, name_path(bucket.name), uuid.encode()),
+        _set(state, bucket_path(uuid), to_json(bucket)),
+        _set(state, map_path(uuid), data_map_to_json(after.data[uuid])),
+        _set(state, index_map_path(uuid), index_map_to_json(after.index[uuid])),
+    ]
+    return _txn(f"maps of bucket {bucket.name}", changes)
+
+
+_Guarded = tuple[tuple[Words, ...], tuple[Words, ...]]
+"""Checks and changes."""
+
+
+def _txn(why: str, parts: Sequence[_Guarded]) -> Txn:
+    checks = tuple(check for part, _ in parts for check in part)
+    return Txn(why, checks, tuple(change for _, part in parts for change in part))
+
+
+def _has(state: ClusterState, path: str) -> bool:
+    return state.version(path) != NEVER
+
+
+def _set(state: ClusterState, path: str, data: bytes) -> _Guarded:
+    """Replace the data of an element, or make it."""
+    if _has(state, path):
+        return (_version(path, state.version(path)),), (_put(path, data),)
+    return (_absent(path),), (_create(b"BINARY", path, data),)
+
+
+def _make(state: ClusterState, kind: bytes, path: str) -> _Guarded:
+    """Make an element, unless it is there."""
+    return ((), ()) if _has(state, path) else ((_absent(path),), (_create(kind, path),))
+
+
+def _delete(state: ClusterState, path: str) -> _Guarded:
+    if not _has(state, path):
+        return (), ()
+    return (_version(path, state.version(path)),), ((b"DELETE", path.encode()),)
 
 
 def _put_map(

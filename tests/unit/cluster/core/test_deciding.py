@@ -7,7 +7,13 @@ import dataclasses
 import pytest
 from msgspec.structs import replace
 
-from millstream.cluster.core.elements import PLAN, Plan, index_map_path, node_path
+from millstream.cluster.core.elements import (
+    NOT_RECOVERED,
+    PLAN,
+    Plan,
+    index_map_path,
+    node_path,
+)
 from millstream.cluster.core.memory import Stopped
 from millstream.cluster.core.reports import PartReport
 from millstream.model.cluster_maps import DataMap, Floor, IndexMap, IndexRecord
@@ -35,6 +41,20 @@ def test_a_state_with_the_token_of_another_orchestrator_is_not_acted_upon() -> N
     decision = scene.decide()
     assert decision.is_deposed
     assert (decision.orders, decision.write, decision.ends) == ([], None, [])
+
+
+def test_a_state_that_was_restored_is_not_acted_upon_and_begun_promotions_are_forgotten() -> None:
+    scene = Scene()
+    scene.lose("a")
+    scene.set_node("a", state="failed")
+    scene.decide()
+    assert scene.memory.begun
+    scene.set(epoch=1 << 16)
+    decision = scene.decide()
+    assert (decision.orders, decision.write, decision.ends) == ([], None, [])
+    assert decision.notes == [NOT_RECOVERED]
+    assert not scene.memory.begun
+    assert not scene.memory.promotions
 
 
 def test_a_healthy_cluster_needs_nothing() -> None:

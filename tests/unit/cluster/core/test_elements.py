@@ -101,6 +101,19 @@ def test_the_state_comes_back_from_its_elements() -> None:
     assert state.version("/.system/nothing") == NEVER
 
 
+def test_a_state_is_forked_from_a_fork_of_its_group_until_the_cluster_is_written_again() -> None:
+    before, after = Version(3, 1, 9), Version(1 << 16, 0, 10)
+    cluster = Element(before, to_json(Cluster("c1", "flights", 2, 5)))
+    moved = Element(Version(5, 2, 12), b"")  # the members have changed, nothing was lost
+    assert not state_from_elements({CLUSTER: cluster, PLAN: moved}, epoch=5).is_forked
+    assert state_from_elements({CLUSTER: cluster}, epoch=after.epoch).is_forked
+    assert state_from_elements({CLUSTER: cluster}, token=after).is_forked
+    assert state_from_elements({CLUSTER: cluster, PLAN: Element(after, b"")}).is_forked
+    written = cluster._replace(version=after)
+    assert not state_from_elements({CLUSTER: written}, epoch=after.epoch).is_forked
+    assert not ClusterState(epoch=after.epoch).is_forked
+
+
 def test_no_elements_are_no_cluster() -> None:
     state = state_from_elements({})
     assert state == ClusterState()

@@ -73,6 +73,13 @@ def test_a_newer_orchestrator_is_noticed_and_nothing_else_is_taken() -> None:
     assert memory.copies == {}
 
 
+def test_all_is_forgotten_at_once() -> None:
+    memory = Memory()
+    memory.begun[HERE], memory.asked[HERE] = 1, 9
+    memory.forget()
+    assert memory == Memory()
+
+
 def test_where_an_index_part_stopped_is_kept_with_its_key() -> None:
     memory = Memory()
     order = Order("stop", "c1", "b", TOKEN, HERE, key=KEY)

@@ -10,9 +10,11 @@ import pytest
 from millstream.cluster.core.elements import (
     FAILOVERS,
     FAILOVERS_KEPT_MAX,
+    REQUESTS,
     ROOT,
     Bucket,
     Cluster,
+    ClusterState,
     FailOver,
     Live,
     NodeRecord,
@@ -31,6 +33,7 @@ from millstream.cluster.core.writes import (
     put_index_map,
     put_members,
     put_node,
+    put_rebuilt,
     put_settings,
     reset_failovers,
 )
@@ -226,3 +229,50 @@ def test_the_name_of_a_bucket_is_taken_once(tree: CoordinationTree) -> None:
     assert tree.run(made)
     assert not tree.run(made)
     assert set(tree.state().buckets) == {"u1", "u2"}
+
+
+def rebuilt(before: ClusterState, generation: int) -> ClusterState:
+    key = MapKey(generation, 9)
+    return ClusterState(
+        cluster=Cluster("c1", "flights", generation, 1000),
+        nodes={f"n{number}": replace(NODE, name=f"n{number}") for number in range(70)},
+        buckets={"u1": Bucket("default", 1, 0)},
+        data={"u1": DataMap(key, "u1", tuple(replace(one, at=key) for one in DATA.records))},
+        index={"u1": IndexMap(key, "u1", tuple(replace(one, at=key) for one in INDEX.records))},
+        settings=before.settings,
+    )
+
+
+def test_a_cluster_is_rebuilt_from_nothing_and_again_after_an_interruption() -> None:
+    tree = CoordinationTree()
+    after = rebuilt(ClusterState(), 3)
+    txns = put_rebuilt(tree.state(), after)
+    for txn in txns[:-1]:
+        assert tree.run(txn)
+    assert tree.state().cluster is None  # so nobody acts by it
+    after = rebuilt(tree.state(), 4)
+    for txn in put_rebuilt(tree.state(), after):
+        assert tree.run(txn), txn
+    found = tree.state()
+    assert (found.cluster, found.nodes, found.buckets) == (
+        after.cluster, after.nodes, after.buckets,
+    )  # fmt: skip
+    assert (found.data, found.index, found.plan) == (after.data, after.index, None)
+    assert set(found.boots) == set(after.nodes)
+    tree.campaign(FIRST)  # the elements of a founded cluster are all there
+    assert tree.run(put_members(tree.state(), PLAN, {}, "a plan"), FIRST)
+
+
+def test_a_rebuilt_state_replaces_what_was_and_drops_what_is_gone(tree: CoordinationTree) -> None:
+    tree.campaign(FIRST)
+    assert tree.run(create_bucket(tree.state(), "u9", Bucket("gone", 1, 0), DATA, INDEX), FIRST)
+    assert tree.tree.do("QUEUE", "PUSH", REQUESTS, "old").startswith((b"+", b":", b"=", b"*"))
+    after = rebuilt(tree.state(), 3)
+    stale = put_rebuilt(tree.state(), after)
+    for txn in put_rebuilt(tree.state(), after):
+        assert tree.run(txn), txn
+    found = tree.state()
+    assert set(found.buckets) == {"u1"}
+    assert found.cluster == after.cluster
+    assert tree.tree.do("QUEUE", "TAKE", REQUESTS, "8") == b"*\x00\x00\x00\x00"
+    assert not tree.run(stale[-1])  # of two recoveries the later one does not undo the first

@@ -5,6 +5,7 @@
 | GET | tells members, buckets, plan and fail-overs |
 | POST init | makes a cluster of this node |
 | POST join | has this node join a cluster |
+| POST recover | rebuilds the state of the cluster from what its nodes hold |
 | POST requests | asks the orchestrator for something: `{op, args, timeout_s}` |
 
 Invariants:
@@ -81,6 +82,12 @@ class _Join(msgspec.Struct, forbid_unknown_fields=True):
     roles: tuple[Literal["data", "index", "coord"], ...] = ()
 
 
+class _Recover(msgspec.Struct, forbid_unknown_fields=True):
+    without: tuple[str, ...] = ()
+    from_nodes: bool = False
+    trial: bool = False
+
+
 class _Request(msgspec.Struct, forbid_unknown_fields=True):
     op: str
     args: dict[str, Any] = {}
@@ -104,6 +111,15 @@ async def _join(request: web.Request) -> web.Response:
     content = await _content(request, _Join)
     roles = tuple(dict.fromkeys(content.roles))
     return answer(await cluster.join(content.address, zone=content.zone, roles=roles))
+
+
+async def _recover(request: web.Request) -> web.Response:
+    cluster = _managed(request)
+    content = await _content(request, _Recover)
+    told = await cluster.recover(
+        without=content.without, from_nodes=content.from_nodes, is_trial=content.trial
+    )
+    return answer(told)
 
 
 async def _request(request: web.Request) -> web.Response:
@@ -133,5 +149,6 @@ def routes() -> list[web.RouteDef]:
         web.get(path, _status),
         web.post(f"{path}/init", _init),
         web.post(f"{path}/join", _join),
+        web.post(f"{path}/recover", _recover),
         web.post(f"{path}/requests", _request),
     ]

@@ -1,6 +1,7 @@
-"""What members of a cluster ask each other: `/_millstream/cluster/orders`, `member`, `reign`.
+"""What nodes of a cluster ask each other: pages below `/_millstream/cluster`.
 
     POST /_millstream/cluster/orders    orders of the orchestrator -> replies
+    POST /_millstream/cluster/held      what this node holds, for a node that recovers the cluster
     GET  /_millstream/cluster/member    what a node needs that wants to join
     GET  /_millstream/cluster/reign     the status by the reports that the orchestrator has
 
@@ -33,6 +34,12 @@ async def _orders(request: web.Request) -> web.Response:
     return raw_answer(await request.app[NODE_API].cluster.orders(content))
 
 
+async def _held(request: web.Request) -> web.Response:
+    _require_node(request)
+    content = await read_body(request, ORDERS_BYTES_MAX)
+    return raw_answer(await request.app[NODE_API].cluster.held(content))
+
+
 async def _member(request: web.Request) -> web.Response:
     require(request, "admin")
     return answer(await request.app[NODE_API].cluster.member())
@@ -57,6 +64,7 @@ def routes() -> list[web.RouteDef]:
     """Return the pages of this module."""
     return [
         web.post("/_millstream/cluster/orders", _orders),
+        web.post("/_millstream/cluster/held", _held),
         web.get("/_millstream/cluster/member", _member),
         web.get("/_millstream/cluster/reign", _reign),
     ]

@@ -53,6 +53,30 @@ class ClusterApi(Protocol):
             UnavailableError: `no_quorum`; `timeout`: it was asked for and may still be done.
         """
 
+    async def recover(
+        self, *, without: tuple[str, ...], from_nodes: bool, is_trial: bool
+    ) -> Mapping[str, Any]:
+        """Rebuild the state of the cluster from what its nodes hold.
+
+        Args:
+            without: nodes that never come back.
+            from_nodes: nothing is left of the state, not even a backup.
+            is_trial: only tell what would be done, and what may be lost.
+
+        Raises:
+            ConditionError: `not_managed`; `not_lost`, `no_state`, `has_state`, `other_cluster`,
+                `node_answers`, `bucket_failed`, `two_buckets`: nothing was changed.
+            UsageError: `unknown_node`: nothing was changed.
+            UnavailableError: `node_failed`, `not_ready`; `busy`: run it again.
+        """
+
+    async def held(self, content: bytes) -> bytes:
+        """Tell a node that recovers the cluster what this one holds (`cluster.core.recovery`).
+
+        Raises:
+            ConditionError: `not_managed`, `other_cluster`.
+        """
+
     async def member(self) -> Mapping[str, Any]:
         """Return what a node needs to know that wants to join.
 
