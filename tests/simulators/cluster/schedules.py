@@ -52,7 +52,7 @@ FORCED_AT = 2500
 
 class Schedule:
     def __init__(self, seed: int) -> None:
-        self.world = World(seed)
+        self.world = self.new_world(seed)
         self.rng = rng = self.world.rng
         self.weights = MENU | {
             "operate": rng.choice((0.5, 2.0)),
@@ -60,9 +60,12 @@ class Schedule:
             "fault": rng.choice((0.7, 1.5, 3.0)),
         }
 
+    def new_world(self, seed: int) -> World:
+        return World(seed)
+
     def run(self, steps: int) -> None:
         for _ in range(steps):
-            self.world.now_ms += self.rng.randrange(6)
+            self.world.pass_ms(self.rng.randrange(6))
             self.call(self.weights)
             self.world.dispose()
             self.world.truth.check()
@@ -391,7 +394,7 @@ class Schedule:
     def heal_step(self, turn: int) -> None:
         world, rng, space = self.world, self.rng, self.world.space
         node = rng.choice(world.all_nodes())
-        world.now_ms += rng.randrange(6)
+        world.pass_ms(rng.randrange(6))
         boss = space.holder
         if not isinstance(boss, Orchestrator) or boss.token != space.token:
             space.holder = None  # it has restarted: its session ends

@@ -10,7 +10,9 @@ from collections.abc import Coroutine
 from typing import TYPE_CHECKING, Any, Protocol
 
 from millstream.errors import MillstreamError
+from millstream.kv.core.copies.record_exchange import exchange_from_json
 from millstream.kv.core.session.introspection import _position
+from millstream.kv.core.session.record_commands import _news, _reply
 from millstream.upr.core.messages import encode_branch_log
 from millstream.upr.core.producer import Producer
 from millstream.upr.core.stream import LogRead
@@ -110,9 +112,28 @@ class Link:
         if packet.opcode == Opcode.POSITIONS:
             value = _position(self.bucket.partitions[int.from_bytes(packet.value, "big")])
             return response(packet.opcode, Status.SUCCESS, packet.opaque, value=value)
+        if packet.opcode == Opcode.EXCHANGE_RECORDS:
+            return self._exchanged(packet)
+        if packet.opcode == Opcode.GET_ALL_VB_SEQNOS:
+            return response(packet.opcode, Status.SUCCESS, packet.opaque)
         self.producer.on_packet(packet)
         assert not self.producer.wants_close, f"the producer gave up at {packet}"
         return self.producer.take_replies()
+
+    def _exchanged(self, packet: Packet) -> bytes:
+        """Records of a managed cluster; a node that dies meanwhile answers nothing."""
+        told = exchange_from_json(packet.value)
+        for number, branch in told.branches.items():
+            self.bucket.hear(number, branch)
+        news, adopt = _news(self.bucket, told), self.bucket.adopt
+        if news:
+            assert adopt is not None
+            with self.source.may_crash(self.source.world.crashes):
+                try:
+                    done(adopt(news))
+                except MillstreamError:
+                    return response(packet.opcode, Status.ETMPFAIL, packet.opaque)
+        return b"" if self.is_cut else _reply(packet, self.bucket, told)
 
     def _produce(self) -> bool:
         producer, data = self.producer, None
@@ -126,7 +147,7 @@ class Link:
             read = self.reads.pop(self.rng.randrange(len(self.reads)))
             producer.on_chunk(read, next(read.chunks, None))
         if self.rng.random() < 0.1:
-            producer.on_tick(self.source.world.now_ns // 1_000_000)
+            producer.on_tick(self.source.now_ms())
             self.to_consumer += producer.take_replies()
         return data is not None or has_read
 
