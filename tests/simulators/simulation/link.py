@@ -56,6 +56,8 @@ class Link:
         self.reads: list[LogRead] = []
         self.stops: list[TakeOverStream] = []
         self.is_cut = False
+        self.is_heard = self.is_told = True
+        """Whether bytes arrive at the reader, and at the node."""
         source.served.add(self)
 
     def cut(self, *, is_server_gone: bool = False) -> None:
@@ -80,6 +82,7 @@ class Link:
         """Move some bytes both ways; return whether anything moved, and the events handled."""
         rng, events = self.rng, 0
         size = rng.choice((7, 60, 200, 10_000, 10_000))
+        size *= self.is_heard
         part, self.to_consumer = self.to_consumer[:size], self.to_consumer[size:]
         if part:
             events = self.end.receive(part)
@@ -88,11 +91,12 @@ class Link:
             return True, events
         sent = self.end.take_bytes()
         self.to_producer += sent
-        if self.to_producer:
+        if self.to_producer and self.is_told:
             size = rng.choice((30, 10_000, 10_000))
             self._serve(size)
         made = self._produce() or self._stop()
-        moved = bool(part or sent or self.to_producer or made or self.reads or self.stops)
+        waits = self.to_producer and self.is_told
+        moved = bool(part or sent or waits or made or self.reads or self.stops)
         return moved or is_busy, events
 
     def _serve(self, size: int) -> None:

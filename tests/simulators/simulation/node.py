@@ -229,6 +229,7 @@ class Node:
                 left[0] -= 1
                 if left[0] < 0:
                     raise Crash
+                self.calm(kind, name)
 
             self.disk.before = before
         try:

@@ -11,7 +11,6 @@ Invariants:
 
 from __future__ import annotations
 
-import errno
 from collections.abc import Mapping, Sequence
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any, Final
@@ -32,7 +31,7 @@ from simulators.simulation.following import Following
 from simulators.simulation.link import done
 from simulators.simulation.node import ACTIVE
 from simulators.whole_cluster.index import ManagedIndex
-from support.kv.simulated_disk import BY_ID, CREATE, TRUNCATE, WRITE
+from support.kv.simulated_disk import BY_ID, CREATE, WRITE, Fault
 
 if TYPE_CHECKING:
     from simulators.whole_cluster.node import Node
@@ -124,8 +123,8 @@ class Engine(simulated.Node):
     # -- its disk
 
     def calm(self, kind: str, name: str) -> None:
-        if self.is_full and kind in (WRITE, CREATE, TRUNCATE, BY_ID):
-            raise OSError(errno.ENOSPC, "No space left on device")
+        if self.is_full and kind in (WRITE, CREATE, BY_ID):
+            raise Fault("full", 0).error(kind)
 
     def new_disk(self) -> None:
         super().new_disk()
@@ -135,10 +134,11 @@ class Engine(simulated.Node):
         """A commit that finds no space waits for it; writes are refused meanwhile."""
         try:
             super().finish_commit()
-        except (OSError, UnavailableError) as error:
-            assert self.is_full, error
+        except UnavailableError as error:
+            if error.code != "disk_full":
+                raise AssertionError("nothing fails but for space") from error
             self.bucket.writes.refuse("disk_full")
-            raise UnavailableError("no space", code="disk_full") from error
+            raise
         if not self.is_full and self.bucket.writes.refusals:
             self.bucket.writes.accept("disk_full")
 

@@ -238,6 +238,26 @@ class Node(modelled.Node):
                 self.world.count("no space")
         self.acknowledge()
 
+    def tend(self) -> None:
+        """Something that a node does beside: it compacts, lets documents go, fills its map."""
+        with self.working():
+            try:
+                self.engine.tend()
+            except MillstreamError:
+                self.world.count("no space")
+        self.acknowledge()
+
+    def fill(self) -> None:
+        """Its disk is full."""
+        self.world.trace(f"the disk of {self.name} is full")
+        self.engine.is_full = True
+
+    def free(self) -> None:
+        """There is space again."""
+        self.engine.is_full = False
+        if self.is_up:
+            self.flush(self.world.places[0])
+
     # ---- session
 
     @property
@@ -333,11 +353,13 @@ class Node(modelled.Node):
 
     def run(self, following: Any, count: int) -> None:
         """Let bytes of a connection arrive at both ends."""
-        source: Engine = following.source
-        if source.is_down or not self.world.connected(self, source.owner):
+        source, world, link = following.source, self.world, following.link
+        link.is_told = world.may_reach(self, source.owner)
+        link.is_heard = world.may_reach(source.owner, self)
+        if not (link.is_told or link.is_heard):
             return
         with self.working():
-            following.link.run(count)
+            link.run(count)
         source.owner.acknowledge()
         self.acknowledge()
 
@@ -347,13 +369,12 @@ class Node(modelled.Node):
             source = following.source
             if following.link.is_cut or self.world.rng.random() > 0.9 * self.pace:
                 continue
-            if self.world.connected(self, source.owner):
-                link = following.link
-                link.producer.on_tick(source.now_ms())
-                link.to_consumer += link.producer.take_replies()
-                self.run(following, EVENTS_OF_A_TICK)
-                if self.is_up and self.world.rng.random() < 0.1:
-                    following.feed.ask_highs()
+            link = following.link
+            link.producer.on_tick(source.now_ms())
+            link.to_consumer += link.producer.take_replies()
+            self.run(following, EVENTS_OF_A_TICK)
+            if self.is_up and self.world.rng.random() < 0.1:
+                following.feed.ask_highs()
 
     def tell_source(self, place: Place, source: Any) -> None:
         raise AssertionError("streams do it")

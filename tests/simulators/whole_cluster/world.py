@@ -14,6 +14,7 @@ from simulators.cluster import world as modelled
 from simulators.cluster.world import BUCKET, KEY
 from simulators.simulation.truth import Change
 from simulators.whole_cluster.node import Node
+from simulators.whole_cluster.readers import Follower
 from simulators.whole_cluster.truth import Truth
 
 if TYPE_CHECKING:
@@ -37,9 +38,12 @@ class World(modelled.World):
         self.beaten_ms = 0
         self.crashes = 0.0
         """How likely a node dies at an effect of its disk."""
+        self.lost_ways: set[tuple[str, str]] = set()
+        """(from, to): nothing arrives."""
         self.loss = 0.0
         """How likely a reply is lost."""
         super().__init__(seed)
+        self.followers = [Follower(self, n, place) for n, place in enumerate(self.places)]
 
     def go_wrong(self) -> None:
         """All went well up to here."""
@@ -107,11 +111,25 @@ class World(modelled.World):
                 self.count("sessions run out")
                 self.space.end_session(name)
 
+    # ---- the network
+
+    def hears(self, one: Any, other: Any) -> bool:
+        """Whether what `other` sends arrives at `one`, as far as cuts of one direction go."""
+        return (other.name, one.name) not in self.lost_ways
+
+    def connected(self, one: Any, node: Any) -> bool:
+        both = self.hears(one, node) and self.hears(node, one)
+        return both and super().connected(one, node)
+
+    def may_reach(self, one: Any, node: Any) -> bool:
+        """Whether something that is sent arrives; perhaps nothing comes back."""
+        return super().connected(one, node) and self.hears(node, one)
+
     # ---- messages
 
     def decided(self, who: Orchestrator, view: View) -> None:
         """Whole maps go to nodes that do not have them."""
-        for name in view.answered:
+        for name in sorted(view.answered):
             keys = self.nodes[name].engine.managed.keys() if self.nodes[name].is_up else {}
             item = ("maps", who, name, view.state)
             is_behind = any(keys.get(one) != view.state.data[one].key for one in view.state.data)
@@ -121,15 +139,17 @@ class World(modelled.World):
     def arrive(self, item: tuple[Any, ...]) -> None:
         if item[0] == "maps":
             _, sender, name, state = item
-            if self.connected(sender, self.nodes[name]):
+            if self.may_reach(sender, self.nodes[name]):
                 self.nodes[name].take_maps(state)
+            return
+        if item[0] == "reply" and not self.hears(item[1], self.nodes[item[3].to]):
             return
         if item[0] != "order":
             super().arrive(item)
             return
         _, sender, run, order = item
         node = self.nodes[order.to]
-        if not self.connected(sender, node) or self.rng.random() < self.loss / 2:
+        if not self.may_reach(sender, node) or self.rng.random() < self.loss / 2:
             return
         reply = node.obey(order)
         if reply is None:
