@@ -35,7 +35,7 @@ unexport PYTHONDONTWRITEBYTECODE
 .DEFAULT_GOAL := help
 .NOTPARALLEL:
 .PHONY: help setup accelerator lock upgrade format lint types unit quick test ci test-tools java demo demo-cluster \
-	bench clusters faults conformance pipelines e2e crash soak soak-views simulate manager sites fuzz sim sim-change sim-long sim-mutants kills nemesis coverage docs reference wheel clean distclean
+	bench clusters faults conformance pipelines e2e crash soak soak-views simulate manager whole-cluster sites fuzz sim sim-change sim-long sim-mutants kills nemesis coverage docs reference wheel clean distclean
 
 help: ## list the targets
 	@echo 'Millstream. Targets (PYTHON=... chooses the interpreter, 3.11 or newer; ARGS=... goes to pytest):'
@@ -168,6 +168,9 @@ simulate: $(TEST) ## 20,000 schedules of several nodes; ARGS="--seed N" repeats 
 
 manager: $(TEST) ## decisions of a managed cluster while everything goes wrong, SEEDS=2000; ARGS="--seed 7" begins there, ARGS=--all-plants
 	@PYTHONPATH=tests $(PY) -m simulators.cluster --seeds $(or $(SEEDS),2000) $(ARGS)
+
+whole-cluster: $(TEST) ## whole clusters with real engines while everything goes wrong, SEEDS=200; ARGS="--seed 7 --trace" shows one, ARGS=--all-plants
+	@PYTHONPATH=tests $(PY) -m simulators.whole_cluster --seeds $(or $(SEEDS),200) $(ARGS)
 
 sites: $(TEST) ## databases that replicate while everything goes wrong, SEEDS=2000; ARGS="--seed 7" begins there, ARGS=--all-plants
 	@PYTHONPATH=tests $(PY) -m simulators.sites --seeds $(or $(SEEDS),2000) $(ARGS)

@@ -157,6 +157,8 @@ class Query:
 class Gateway:
     """Keeps the newest index map that it saw."""
 
+    name = "gateway"
+
     def __init__(self, world: World) -> None:
         self.world, self.side, self.is_up = world, 0, True
         self.records = {place: world.index_record(place) for place in world.places}

@@ -96,6 +96,7 @@ class Orchestrator:
             world.end_session(end.node, end.boots)
         if decision.write is not None:
             self.put(decision.write)
+        world.decided(self, view)
 
     def ask(self, name: str) -> bool:
         """Ask a node for its report, at once; with the answer it knows the token."""

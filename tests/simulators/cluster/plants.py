@@ -437,14 +437,20 @@ _REACHED: Final = rows.reached
 
 
 @contextmanager
-def planted(name: str) -> Iterator[int]:
-    """Have the mistake in the code inside; give the seed that finds it."""
-    plant = PLANTS[name]
+def patched(plant: Plant) -> Iterator[None]:
+    """Have a mistake in the code inside."""
     before = [(where, what, where.__dict__[what]) for where, what, _ in plant.patches]
     for where, what, instead in plant.patches:
         setattr(where, what, instead)
     try:
-        yield plant.seed
+        yield
     finally:
         for where, what, known in before:
             setattr(where, what, known)
+
+
+@contextmanager
+def planted(name: str) -> Iterator[int]:
+    """Have the mistake in the code inside; give the seed that finds it."""
+    with patched(PLANTS[name]):
+        yield PLANTS[name].seed

@@ -56,7 +56,7 @@ RECOVERY = {"back_up": 2.0, "restore": 0.4, "recover": 2.0}
 
 class Schedule:
     def __init__(self, seed: int, *, is_restored: bool = False) -> None:
-        self.world = World(seed)
+        self.world = self.new_world(seed)
         self.rng = rng = self.world.rng
         self.weights = MENU | {
             "operate": rng.choice((0.5, 2.0)),
@@ -67,9 +67,12 @@ class Schedule:
             self.weights |= RECOVERY
             self.world.space.back_up()
 
+    def new_world(self, seed: int) -> World:
+        return World(seed)
+
     def run(self, steps: int) -> None:
         for _ in range(steps):
-            self.world.now_ms += self.rng.randrange(6)
+            self.world.pass_ms(self.rng.randrange(6))
             self.call(self.weights)
             self.world.dispose()
             self.world.truth.check()
@@ -411,7 +414,7 @@ class Schedule:
     def heal_step(self, turn: int) -> None:
         world, rng, space = self.world, self.rng, self.world.space
         node = rng.choice(world.all_nodes())
-        world.now_ms += rng.randrange(6)
+        world.pass_ms(rng.randrange(6))
         boss = space.holder
         if not isinstance(boss, Orchestrator) or boss.token != space.token:
             space.holder = None  # it has restarted: its session ends

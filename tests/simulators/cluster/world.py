@@ -31,6 +31,7 @@ from millstream.cluster.core.planner import plan_index, plan_rows
 from millstream.cluster.core.recovery import Held, HeldBucket, known_nodes, rebuild
 from millstream.cluster.core.requests import txn_of
 from millstream.cluster.core.settings import Settings
+from millstream.cluster.core.step import View
 from millstream.cluster.core.writes import (
     create_bucket,
     found_cluster,
@@ -46,6 +47,7 @@ from millstream.model.cluster_maps import (
     IndexRecord,
     MapKey,
 )
+from millstream.model.rows import Row
 from millstream.vsr.core.versions import Version
 from simulators.cluster.index_parts import Gateway
 from simulators.cluster.namespace import Namespace
@@ -72,7 +74,7 @@ class World:
         self.clocks_good = rng.random() < 0.7
         self.replicas = rng.choice((0, 1, 1, 2, 2))
         self.places = [Place(BUCKET, number) for number in range(rng.choice((1, 2, 3)))]
-        self.truth = Truth(self, self.places)
+        self.truth = self.new_truth()
         settings = Settings(
             auto_failover_max=rng.choice((1, 100)),
             auto_failover_zones=rng.random() < 0.3,
@@ -80,7 +82,7 @@ class World:
         )
         self.window_ms = settings.contact_window_ms
         count = rng.choice((3, 4, 5))
-        self.nodes = {f"n{i}": Node(self, f"n{i}", "xy"[i % 2]) for i in range(count + 1)}
+        self.nodes = {f"n{i}": self.new_node(f"n{i}", "xy"[i % 2]) for i in range(count + 1)}
         self.roles = {name: rng.choice(ROLES) for name in self.nodes}
         if not self.clocks_good:
             for node in self.nodes.values():
@@ -91,6 +93,12 @@ class World:
         self.gateways = [Gateway(self), Gateway(self)]
         self.orchestrators = [Orchestrator(self, "o0"), Orchestrator(self, "o1")]
 
+    def new_node(self, name: str, zone: str) -> Node:
+        return Node(self, name, zone)
+
+    def new_truth(self) -> Truth:
+        return Truth(self, self.places)
+
     def _found(self, names: list[str], settings: Settings) -> None:
         record = self.record_of(names[0])
         self.space.run(found_cluster(Cluster(self.uuid, "c", 1, 0), names[0], record, settings))
@@ -100,7 +108,7 @@ class World:
         rows = plan_rows(((),) * len(self.places), zones, self.replicas)
         indexing = [name for name in names if "index" in self.roles[name]]
         owners = plan_index((None,) * len(rows), indexing)
-        data = tuple(DataRecord(KEY, row[0], 1, (row,)) for row in rows)
+        data = tuple(self.first_record(row) for row in rows)
         index = tuple(IndexRecord(KEY, owner) for owner in owners)
         bucket = Bucket("b", len(rows), self.replicas, self.rng.choice((0, 0, 1)))
         self.space.campaign(self)
@@ -109,6 +117,13 @@ class World:
             state, BUCKET, bucket, DataMap(KEY, BUCKET, data), IndexMap(KEY, BUCKET, index)
         ))  # fmt: skip
         self.space.holder = None
+        self.begin(names)
+
+    def first_record(self, row: Row) -> DataRecord:
+        return DataRecord(KEY, row[0], 1, (row,))
+
+    def begin(self, names: list[str]) -> None:
+        """The nodes open their first sessions; each partition is served already."""
         for name in names:
             node = self.nodes[name]
             node.sync()
@@ -161,7 +176,14 @@ class World:
             if self.clocks_good or self.rng.random() < 0.3:
                 self.nodes[name].lose_session()
 
+    def decided(self, who: Orchestrator, view: View) -> None:
+        """An orchestrator has taken a step."""
+
     # ---- time and messages
+
+    def pass_ms(self, ms: int) -> None:
+        """A moment passes."""
+        self.now_ms += ms
 
     def advance(self, ms: int) -> None:
         """Time passes; streams say that they are there."""
@@ -297,7 +319,7 @@ class World:
 
     def add_node(self, like: Node) -> None:
         name = f"n{len(self.nodes)}"
-        self.nodes[name] = Node(self, name, like.zone)
+        self.nodes[name] = self.new_node(name, like.zone)
         self.roles[name] = self.roles[like.name]
 
     def dispose(self) -> None:

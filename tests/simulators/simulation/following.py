@@ -11,13 +11,17 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from millstream.errors import ConditionError, MillstreamError
+from millstream.errors import ConditionError, MillstreamError, UnavailableError
 from millstream.kv.core.copies.feed_effects import ChangeState, Read, Send, TakenOver, Undo, Wait
+from millstream.kv.core.copies.record_exchange import AdoptRecords
 from millstream.kv.core.copies.takeover_stream import TakingFeed
 from simulators.simulation.link import Link, done
 
 if TYPE_CHECKING:
     from simulators.simulation.node import Node
+
+Late = Undo | Wait | ChangeState | TakenOver | AdoptRecords
+"""Effects that the shell performs later."""
 
 
 class Following:
@@ -28,7 +32,7 @@ class Following:
         name = f"{node.name}->{source.name}"
         self.feed = TakingFeed(node.bucket, name.encode(), node.name)
         self.out: list[bytes] = []
-        self.todo: list[Undo | Wait | ChangeState | TakenOver] = []
+        self.todo: list[Late] = []
         self.takings: set[int] = set()
         self.wanted: set[int] = set()
         self.link = Link(source, self)
@@ -58,11 +62,15 @@ class Following:
             self.takings.add(partition_id)
             self.feed.take_over(partition_id)
 
+    def is_busy(self, partition_id: int) -> bool:
+        """Whether the copy has its stream, or is taking the partition over."""
+        return self.feed.is_streaming(partition_id) or partition_id in self.takings
+
     # -- an end of a link
 
     def receive(self, data: bytes) -> int:
         before = self.feed.figures().changes_total
-        self.feed.receive(data, 0)
+        self.feed.receive(data, self.node.now_ms())
         self._step()
         return 1 + self.feed.figures().changes_total - before
 
@@ -101,17 +109,18 @@ class Following:
         if not self.link.is_cut:
             self.feed.on_read()
 
-    def _perform(self, effect: Undo | Wait | ChangeState | TakenOver) -> None:
-        p = effect.partition_id
+    def _perform(self, effect: Late) -> None:
         match effect:
-            case Wait():
+            case Wait(p):
                 self.feed.on_waited(p)
             case ChangeState():
                 self._change(effect)
-            case TakenOver():
+            case TakenOver(p):
                 self._taken(p)
             case Undo():
                 self._undo(effect)
+            case AdoptRecords():
+                self._adopt(effect)
 
     def _change(self, effect: ChangeState) -> None:
         failure, p = "", effect.partition_id
@@ -122,6 +131,16 @@ class Following:
         self.world.trace(f"{self.node.copies[p].describe()} to take over {failure}")
         self.feed.on_state_changed(p, failure)
 
+    def _adopt(self, effect: AdoptRecords) -> None:
+        failure, adopt = "", self.node.bucket.adopt
+        assert adopt is not None
+        try:
+            done(adopt(effect.records))
+        except MillstreamError as error:
+            failure = str(error)
+        if not self.link.is_cut:
+            self.feed.on_adopted(effect.records, failure)
+
     def _taken(self, p: int) -> None:
         """A take-over has ended, one way or the other."""
         self.takings.discard(p)
@@ -131,7 +150,7 @@ class Following:
         p = effect.partition_id
         try:
             point = self.node.copies[p].undo(effect)
-        except ConditionError:
+        except (ConditionError, UnavailableError):
             self.feed.on_not_undone(p)
             return
         copy = self.node.copies[p]

@@ -10,7 +10,9 @@ from collections.abc import Coroutine
 from typing import TYPE_CHECKING, Any, Protocol
 
 from millstream.errors import MillstreamError
+from millstream.kv.core.copies.record_exchange import exchange_from_json
 from millstream.kv.core.session.introspection import _position
+from millstream.kv.core.session.record_commands import _news, _reply
 from millstream.upr.core.messages import encode_branch_log
 from millstream.upr.core.producer import Producer
 from millstream.upr.core.stream import LogRead
@@ -54,6 +56,8 @@ class Link:
         self.reads: list[LogRead] = []
         self.stops: list[TakeOverStream] = []
         self.is_cut = False
+        self.is_heard = self.is_told = True
+        """Whether bytes arrive at the reader, and at the node."""
         source.served.add(self)
 
     def cut(self, *, is_server_gone: bool = False) -> None:
@@ -78,6 +82,7 @@ class Link:
         """Move some bytes both ways; return whether anything moved, and the events handled."""
         rng, events = self.rng, 0
         size = rng.choice((7, 60, 200, 10_000, 10_000))
+        size *= self.is_heard
         part, self.to_consumer = self.to_consumer[:size], self.to_consumer[size:]
         if part:
             events = self.end.receive(part)
@@ -86,11 +91,12 @@ class Link:
             return True, events
         sent = self.end.take_bytes()
         self.to_producer += sent
-        if self.to_producer:
+        if self.to_producer and self.is_told:
             size = rng.choice((30, 10_000, 10_000))
             self._serve(size)
         made = self._produce() or self._stop()
-        moved = bool(part or sent or self.to_producer or made or self.reads or self.stops)
+        waits = self.to_producer and self.is_told
+        moved = bool(part or sent or waits or made or self.reads or self.stops)
         return moved or is_busy, events
 
     def _serve(self, size: int) -> None:
@@ -110,9 +116,28 @@ class Link:
         if packet.opcode == Opcode.POSITIONS:
             value = _position(self.bucket.partitions[int.from_bytes(packet.value, "big")])
             return response(packet.opcode, Status.SUCCESS, packet.opaque, value=value)
+        if packet.opcode == Opcode.EXCHANGE_RECORDS:
+            return self._exchanged(packet)
+        if packet.opcode == Opcode.GET_ALL_VB_SEQNOS:
+            return response(packet.opcode, Status.SUCCESS, packet.opaque)
         self.producer.on_packet(packet)
         assert not self.producer.wants_close, f"the producer gave up at {packet}"
         return self.producer.take_replies()
+
+    def _exchanged(self, packet: Packet) -> bytes:
+        """Records of a managed cluster; a node that dies meanwhile answers nothing."""
+        told = exchange_from_json(packet.value)
+        for number, branch in told.branches.items():
+            self.bucket.hear(number, branch)
+        news, adopt = _news(self.bucket, told), self.bucket.adopt
+        if news:
+            assert adopt is not None
+            with self.source.may_crash(self.source.world.crashes):
+                try:
+                    done(adopt(news))
+                except MillstreamError:
+                    return response(packet.opcode, Status.ETMPFAIL, packet.opaque)
+        return b"" if self.is_cut else _reply(packet, self.bucket, told)
 
     def _produce(self) -> bool:
         producer, data = self.producer, None
@@ -126,7 +151,7 @@ class Link:
             read = self.reads.pop(self.rng.randrange(len(self.reads)))
             producer.on_chunk(read, next(read.chunks, None))
         if self.rng.random() < 0.1:
-            producer.on_tick(self.source.world.now_ns // 1_000_000)
+            producer.on_tick(self.source.now_ms())
             self.to_consumer += producer.take_replies()
         return data is not None or has_read
 

@@ -36,7 +36,7 @@ from simulators.simulation.following import Following
 from simulators.simulation.link import Link, done
 from simulators.simulation.truth import Change, name_of, replay
 from support.kv.compacting import compact
-from support.kv.simulated_disk import Crash, SimulatedById, SimulatedDisk, nothing_happens
+from support.kv.simulated_disk import Crash, SimulatedById, SimulatedDisk
 from support.kv.simulated_reading import SimulatedReading
 
 if TYPE_CHECKING:
@@ -69,8 +69,10 @@ class Flushing:
     async def flush(self, partition: Partition) -> None:
         self.node.flush()
 
-    async def in_thread(self, function: Callable[..., Any], *args: object) -> Any:
-        return function(*args)
+    async def in_thread(
+        self, function: Callable[..., Any], *args: object, **options: object
+    ) -> Any:
+        return function(*args, **options)
 
     def undone(self, partition: Partition) -> None:
         self.node.plan.undone(partition)
@@ -89,6 +91,30 @@ class Node:
     def new_disk(self) -> None:
         self.disk = SimulatedDisk(self.world.rng, self.world.numbers)
 
+    # -- what a node of another world has otherwise
+
+    bucket_uuid = "00"
+    moves_kind: type[Copies] = Copies
+
+    def alone(self) -> set[int]:
+        """Partitions that no other node has a copy of."""
+        return set()
+
+    def monotonic_ns(self) -> int:
+        """By its own clock."""
+        return 0
+
+    def now_ms(self) -> int:
+        """When it is, for its streams."""
+        return self.world.now_ns // 1_000_000
+
+    def place(self) -> None:
+        """Say which copies count."""
+        self.bucket.set_map(self.world.map, self.name)
+
+    def calm(self, kind: str, name: str) -> None:
+        """What effects of the disk meet while no crash is near."""
+
     def start(self) -> None:
         def damaged(error: Exception) -> None:
             raise AssertionError("nothing is damaged here") from error
@@ -96,7 +122,7 @@ class Node:
         world = self.world
         self.store = store = LogStore.open(
             self.disk, SimulatedById(self.disk), partition_count=world.partition_count,
-            new_entry=world.new_entry, sizes=SIZES, is_alone=False,
+            new_entry=world.new_entry, sizes=SIZES, is_alone=self.alone(), begins_absent=True,
         )  # fmt: skip
         store.withdraw_receipt()
         self.memory = Memory()
@@ -113,13 +139,14 @@ class Node:
             for p, found in enumerate(store.partitions)
         ]  # fmt: skip
         self.bucket = Bucket(
-            "b", "00", self.partitions, new_lease_id=lambda: 1, now_ns=lambda: world.now_ns,
-            monotonic_ns=lambda: 0, collaborators=self._collaborators,
+            "b", self.bucket_uuid, self.partitions, new_lease_id=lambda: 1,
+            now_ns=lambda: world.now_ns, monotonic_ns=self.monotonic_ns,
+            collaborators=self._collaborators,
         )  # fmt: skip
         self.plan: FlushPlan[None] = FlushPlan(self.partitions)
         self.evictor = Evictor(self.partitions, self.memory)
         self.moves.subscribe_moved(self.on_moved)
-        self.bucket.set_map(world.map, self.name)
+        self.place()
         self.commit: tuple[GroupCommit, EncodedCommit] | None = None
         self.served: set[Link] = set()
         self.following: dict[Node, Following] = {}
@@ -127,7 +154,7 @@ class Node:
             copy.check("started")
 
     def _collaborators(self, bucket: Bucket) -> Collaborators:
-        self.moves = Copies(bucket, self.store, Flushing(self), no_pause)  # type: ignore[arg-type]
+        self.moves = self.moves_kind(bucket, self.store, Flushing(self), no_pause)  # type: ignore[arg-type]
         return Collaborators(copies=self.moves)
 
     @property
@@ -202,15 +229,16 @@ class Node:
                 left[0] -= 1
                 if left[0] < 0:
                     raise Crash
+                self.calm(kind, name)
 
             self.disk.before = before
         try:
             yield
         except Crash:
-            self.disk.before = nothing_happens
+            self.disk.before = self.calm
             self.die()
         finally:
-            self.disk.before = nothing_happens
+            self.disk.before = self.calm
 
     def crash(self) -> None:
         if self.world.rng.random() < 0.6:
@@ -456,9 +484,8 @@ class Copy:
 
     def take_acknowledged(self) -> list[tuple[Change, str]]:
         """The changes whose clients are told now that they are what they asked for."""
-        known, partition = self.partition.acknowledged, self.partition
-        assert known is not None
-        reached = {"majority": known.majority_seqno, "persisted": known.durable_seqno}
+        partition = self.partition
+        reached = {"majority": partition.majority_seqno, "persisted": partition.durable_seqno}
         waiting = [one for one in self.pending if one[2] == partition.epoch]
         done = [one for one in waiting if one[0].seqno <= reached[one[1]]]
         self.pending = [one for one in waiting if one not in done]
@@ -498,13 +525,10 @@ class Copy:
 
     def activate(self, branch: int, end: int) -> bool:
         """Begin a new history at the complete end, as promised."""
-        partition, world, p = self.partition, self.world, self.partition_id
-        mark, top, log = self.end, partition.queue.high_seqno, partition.failover_log
-        frames = [self.newest(key) for key in KEYS]
-        above = [f for f in frames if f is not None and seqno_of(f) > mark]
-        world.inherits = [world.truth.of(log, frame) for frame in above]
-        is_done = done(self.node.moves.activate(branch, {p: end})) == [p]
-        world.inherits = []
+        partition, p = self.partition, self.partition_id
+        mark, top = self.end, partition.queue.high_seqno
+        with self.passing_on():
+            is_done = done(self.node.moves.activate(branch, {p: end})) == [p]
         if is_done:
             found = self.node.store.partition(p)
             assert partition.failover_log[0][1:] == (mark, branch)
@@ -513,6 +537,18 @@ class Copy:
             assert self.end == top
             self.check("activated")
         return is_done
+
+    @contextmanager
+    def passing_on(self) -> Iterator[None]:
+        """A history that begins meanwhile has what the copy has above its complete end."""
+        world, log, mark = self.world, self.partition.failover_log, self.end
+        frames = [self.newest(key) for key in KEYS]
+        above = [f for f in frames if f is not None and seqno_of(f) > mark]
+        world.inherits = [world.truth.of(log, frame) for frame in above]
+        try:
+            yield
+        finally:
+            world.inherits = []
 
     def undo(self, effect: Undo) -> int:
         """As told by a source; return where that is."""

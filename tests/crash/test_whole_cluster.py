@@ -1,0 +1,31 @@
+"""Whole clusters on seeds: real engines, streams, orders and decisions while everything goes wrong.
+
+`make whole-cluster` runs more; a failing seed says how to repeat it.
+"""
+
+from __future__ import annotations
+
+import os
+
+import pytest
+
+from simulators.whole_cluster.schedules import Schedule, run
+
+SEEDS, CASES = int(os.environ.get("MILLSTREAM_WHOLE_CLUSTER_SEEDS", "60")), 4
+
+
+@pytest.mark.parametrize("case", range(CASES))
+def test_whatever_happens_nothing_is_lost_and_the_cluster_is_whole_again(case: int) -> None:
+    for seed in range(1000 + case, 1000 + SEEDS, CASES):
+        assert run(seed) is None, f"make whole-cluster SEEDS=1 ARGS='--seed {seed} --trace'"
+
+
+def test_one_seed_reproduces_exactly() -> None:
+    traces = []
+    for _ in range(2):
+        schedule = Schedule(7)
+        schedule.world.lines = lines = []
+        schedule.run(150)
+        traces.append((lines, schedule.world.now_ms, schedule.world.counts))
+    assert traces[0] == traces[1]
+    assert traces[0][0]

@@ -1,0 +1,304 @@
+"""The data engine of one node of the cluster: the real bucket, log, copies, streams and orders.
+
+What is real: the log on its disk, partitions, serving rights, adopted records, copies and their
+moves, the managed engine that carries orders out, and the order taker with its session. What the
+shell around them would do (files of records, choice of sources, connections) is done here.
+
+Invariants:
+1. What is durable survives a crash: the log on the simulated disk, and `files`.
+2. Nothing of a process is used after its crash.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from types import SimpleNamespace
+from typing import TYPE_CHECKING, Any, Final
+
+from millstream.cluster.aio.order_taker import OrderTaker
+from millstream.cluster.core.admission import Activate, Step, TakeOver
+from millstream.cluster.core.orders import Place
+from millstream.data_directory.map_file import AdoptedMap
+from millstream.databases.adopted_records import AdoptedRecords
+from millstream.databases.managed_engine import ManagedEngine
+from millstream.errors import MillstreamError, UnavailableError
+from millstream.kv.core.bucket import Bucket
+from millstream.kv.core.copies.feed_effects import Undo
+from millstream.kv.core.partition.states import FOLLOWING
+from millstream.kv.core.serving import HEARD_MS
+from simulators.simulation import node as simulated
+from simulators.simulation.following import Following
+from simulators.simulation.link import done
+from simulators.simulation.node import ACTIVE
+from simulators.whole_cluster.index import ManagedIndex
+from support.kv.simulated_disk import BY_ID, CREATE, WRITE, Fault
+
+if TYPE_CHECKING:
+    from simulators.whole_cluster.node import Node
+    from simulators.whole_cluster.world import World
+
+NAME: Final = "b"
+"""Of the bucket."""
+RECORDS: Final = "records.json"
+
+
+class Copy(simulated.Copy):
+    """A copy of a partition that tells the truth what it rolls back."""
+
+    node: Engine
+    world: World
+
+    @property
+    def last_branch(self) -> int:
+        return self.partition.last_branch
+
+    @property
+    def place(self) -> Place:
+        return self.world.places[self.partition_id]
+
+    def undo(self, effect: Undo) -> int:
+        before = self.node.owner.log_of(self)
+        point = super().undo(effect)
+        left = self.node.owner.log_of(self)
+        self.world.truth.rolled_back(self.place, before[len(left) :])
+        return point
+
+
+class Engine(simulated.Node):
+    """One directory, and the process that serves it, if it lives."""
+
+    world: World
+    copies: list[Copy]  # type: ignore[assignment]
+    bucket_uuid = "b1"
+
+    def __init__(self, owner: Node) -> None:
+        self.owner, self.world, self.name = owner, owner.world, owner.name
+        self.is_down = self.is_isolated = self.is_full = False
+        self.files: dict[str, AdoptedMap] = {}
+        self.copies = [Copy(self, p) for p in range(self.world.partition_count)]
+        self.tries: dict[int, tuple[str | None, int]] = {}
+        self.new_disk()
+        self.start()
+
+    # -- its process
+
+    def start(self) -> None:
+        self.adopted: AdoptedRecords | None = None
+        super().start()
+        self.buckets = OneBucket(self)
+        self.managed = SteppedEngine(self)
+        self.taker = SteppedTaker(self)
+
+    def alone(self) -> set[int]:
+        known = self.files.get(RECORDS)
+        if known is None:
+            return set()
+        rows = ((self.name,),)
+        return {p for p, record in enumerate(known.records) if record.rows == rows}
+
+    def monotonic_ns(self) -> int:
+        return self.owner.now_ms() * 1_000_000
+
+    def now_ms(self) -> int:
+        return self.owner.now_ms()
+
+    def place(self) -> None:
+        known = self.files.get(RECORDS)
+        if known is not None:
+            self.manage(known)
+
+    def restart(self) -> None:
+        self.is_down = False
+        self.tries.clear()
+        self.start()
+        if self.adopted is not None:
+            done(self.moves.take_places())
+
+    def die(self) -> None:
+        self.owner.left = {place: view.log for place, view in self.owner.copies.items()}
+        super().die()
+        for copy in self.copies:
+            copy.promised = 0
+
+    # -- its disk
+
+    def calm(self, kind: str, name: str) -> None:
+        if self.is_full and kind in (WRITE, CREATE, BY_ID):
+            raise Fault("full", 0).error(kind)
+
+    def new_disk(self) -> None:
+        super().new_disk()
+        self.disk.before = self.calm
+
+    def finish_commit(self) -> None:
+        """A commit that finds no space waits for it; writes are refused meanwhile."""
+        try:
+            super().finish_commit()
+        except UnavailableError as error:
+            if error.code != "disk_full":
+                raise AssertionError("nothing fails but for space") from error
+            self.bucket.writes.refuse("disk_full")
+            raise
+        if not self.is_full and self.bucket.writes.refusals:
+            self.bucket.writes.accept("disk_full")
+
+    async def keep(self, adopted: AdoptedMap) -> None:
+        """Write the file of records."""
+        for is_written in (False, True):
+            try:
+                self.disk.before(WRITE, RECORDS)
+            except OSError as error:
+                raise UnavailableError("no space for records", code="disk_error") from error
+            if not is_written:
+                self.files[RECORDS] = adopted
+
+    # -- its records
+
+    def manage(self, adopted: AdoptedMap) -> None:
+        running: Any = SimpleNamespace(bucket=self.bucket, copies=self.moves)
+        self.bucket.set_records(adopted.records, self.name)
+        self.bucket.set_map(adopted.bucket_map, self.name)
+        self.adopted = AdoptedRecords(running, adopted, self.keep)
+        self.bucket.adopt = self.adopted.adopt
+        for p, record in enumerate(adopted.records):
+            self.world.truth.publish(self.world.places[p], record)
+
+    # -- what its copies follow
+
+    def wanted_source(self, p: int) -> str | None:
+        """Return the node that a copy should follow, as the replicator chooses it."""
+        if self.partitions[p].state not in FOLLOWING or self.adopted is None:
+            return None
+        names = [address.name for address in self.bucket.sources(p)]
+        active, tries = self.tries.get(p, (None, 0))
+        is_same = active == self.bucket.active_node(p)
+        return names[tries % len(names) if is_same else 0] if names else None
+
+    def look_elsewhere(self, p: int) -> None:
+        active, tries = self.tries.get(p, (None, 0))
+        now = self.bucket.active_node(p)
+        self.tries[p] = now, tries + 1 if now == active else 1
+
+    def follow(self, p: int) -> Following | None:
+        """Have a copy follow its source; return the connection."""
+        name = self.wanted_source(p)
+        source = None if name is None else self.world.nodes[name].engine
+        for following in self.copies[p].following():
+            if following.link.is_cut:
+                following.cut()
+            elif following.source is not source:
+                following.leave(p)
+                if not following.wanted:
+                    following.cut()
+        if source is None or not self.world.connected(self.owner, source.owner):
+            return None
+        known = self.following.get(source)
+        if known is None or known.link.is_cut:
+            known = Following(self, source)
+        if p not in known.wanted:
+            known.follow(p)
+            known.feed.look(p)
+        return known
+
+    def take_over(self, p: int) -> None:
+        for following in self.copies[p].following():
+            following.take_over(p)
+
+
+class SteppedTaker(OrderTaker):
+    """The order taker of a node without an event loop."""
+
+    def __init__(self, engine: Engine) -> None:
+        super().__init__(engine.name, engine.world.uuid, engine.managed)
+        self._process = "process"
+
+    async def _carry_out(self, steps: Mapping[str, Sequence[Step]]) -> set[str]:
+        return {bucket for bucket, own in steps.items() if not await self._carried(bucket, own)}
+
+    def _begin_take_over(self, place: Place) -> None:
+        try:
+            done(self._engine.carry_out(place.bucket, [TakeOver(place)]))
+        except MillstreamError:
+            return
+
+
+class SteppedEngine(ManagedEngine):
+    """The managed engine of a node without an event loop; the truth hears what it does."""
+
+    def __init__(self, engine: Engine) -> None:
+        self.engine, self.world = engine, engine.world
+        buckets: Any = engine.buckets
+        index: Any = ManagedIndex(engine.owner.index)
+        super().__init__(engine.name, buckets, None, delete=None, index=index)  # type: ignore[arg-type]
+
+    def has_space(self, reserve_percent: int) -> bool:
+        return not self.engine.is_full
+
+    async def _drop_gone(self, maps: Any) -> None:
+        """There is one bucket, and it stays."""
+
+    async def _carry_out(self, uuid: str, steps: Sequence[Any]) -> None:
+        for step in steps:
+            if isinstance(step, Activate):
+                await self._activate(uuid, step)
+            else:
+                await super()._carry_out(uuid, [step])
+
+    async def _activate(self, uuid: str, step: Activate) -> None:
+        copy, truth = self.engine.copies[step.place.partition], self.world.truth
+        was_active = copy.partition.state is ACTIVE
+        with copy.passing_on():
+            await super()._carry_out(uuid, [step])
+        if copy.partition.state is ACTIVE and not was_active:
+            truth.excuse(step.place, frozenset(step.kept))
+            truth.activated(self.engine.owner, step.place)
+            self.engine.owner.grow(copy)
+            copy.check("activated")
+
+    async def _tell_removal(self, running: Any, numbers: Sequence[int]) -> None:
+        for number in numbers:
+            self.world.truth.removed(self.engine.owner, self.world.places[number])
+
+    def _begin_take_over(self, name: str, place: Place) -> None:
+        self.engine.take_over(place.partition)
+
+
+class OneBucket:
+    """As much of a node's buckets and replicators as its managed engine uses."""
+
+    def __init__(self, engine: Engine) -> None:
+        self.of = engine
+        self.served: dict[str, Bucket] = {NAME: engine.bucket}
+
+    def adopted(self, _: str) -> AdoptedRecords | None:
+        return self.of.adopted
+
+    def name_of(self, uuid: str) -> str | None:
+        return NAME if uuid == self.of.bucket_uuid and self.of.adopted else None
+
+    def engine(self, _: str) -> Any:
+        return SimpleNamespace(bucket=self.of.bucket, copies=self.of.moves)
+
+    def replicator(self, _: str) -> OneBucket:
+        return self
+
+    async def take_map(self, _: str, partitions: int, adopted: AdoptedMap, quota: Any) -> None:
+        known = self.of.adopted
+        if known is not None:
+            await known.take(adopted.data_map, adopted.nodes)
+            return
+        await self.of.keep(adopted)
+        self.of.manage(adopted)
+        await self.of.moves.take_places()
+
+    def streams(self) -> dict[str, bool]:
+        found: dict[str, bool] = {}
+        for source, following in self.of.following.items():
+            if following.wanted:
+                heard = [self._hears(following, p) for p in following.wanted]
+                found[source.name] = not following.link.is_cut and any(heard)
+        return found
+
+    def _hears(self, following: Following, p: int) -> bool:
+        quiet_ms = self.of.bucket.quiet_ms(p)
+        return following.feed.is_streaming(p) and quiet_ms is not None and quiet_ms <= HEARD_MS

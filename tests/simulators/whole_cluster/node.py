@@ -1,0 +1,380 @@
+"""A node of the whole cluster: its engine, its session with a lease, and its index parts."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from typing import TYPE_CHECKING, Any
+
+from millstream.cluster.aio.messages import OrdersRequest
+from millstream.cluster.aio.state_reader import maps_of
+from millstream.cluster.core.admission import Step
+from millstream.cluster.core.elements import ClusterState, Live, boots_path
+from millstream.cluster.core.orders import Order, Place
+from millstream.cluster.core.reports import NodeReport
+from millstream.cluster.core.settings import SESSION_TTL_MS
+from millstream.cluster.core.writes import open_session
+from millstream.errors import MillstreamError
+from millstream.model.cluster_maps import NO_KEY, DataRecord, MapKey
+from millstream.model.partitions import PartitionState
+from millstream.model.position import FailoverLog, entry_below
+from millstream.model.serving_rights import Right, lease_until_ms
+from millstream.vsr.core.versions import NEVER, Version
+from simulators.cluster import node as modelled
+from simulators.cluster.node import Log
+from simulators.simulation.link import done
+from simulators.simulation.node import ACTIVE, KEYS
+from simulators.whole_cluster.engine import Copy, Engine
+from simulators.whole_cluster.index import Index
+
+if TYPE_CHECKING:
+    from simulators.whole_cluster.world import World
+
+EVENTS_OF_A_TICK = 3
+
+
+class View:
+    """A copy as the rest of the simulated cluster sees it."""
+
+    def __init__(self, copy: Copy) -> None:
+        self.copy = copy
+        self._known: tuple[FailoverLog, int, Log] = ((), 0, ())
+
+    @property
+    def state(self) -> PartitionState:
+        return self.copy.partition.state
+
+    @property
+    def log(self) -> Log:
+        """(branch in which it was written, number) of each change that it has."""
+        partition = self.copy.partition
+        log, end = partition.failover_log, partition.high_seqno
+        if self._known[:2] != (log, end):
+            born = self.copy.world.truth.born
+            changes = ((one.number, one.seqno) for one in self.copy.history())
+            found = tuple((born[number], number) for number, _ in changes)
+            self._known = log, end, found
+        return self._known[2]
+
+    @property
+    def branch(self) -> int:
+        return self.copy.branch
+
+    @property
+    def last_branch(self) -> int:
+        return self.copy.partition.last_branch
+
+    @property
+    def failover(self) -> FailoverLog:
+        return self.copy.partition.failover_log
+
+    @property
+    def is_intact(self) -> bool:
+        return self.copy.standing().is_intact
+
+    @property
+    def is_whole(self) -> bool:
+        return self.copy.standing().is_whole
+
+    @property
+    def heard(self) -> int:
+        return self.copy.node.bucket.heard.get(self.copy.partition_id, 0)
+
+    @heard.setter
+    def heard(self, branch: int) -> None:
+        self.copy.node.bucket.hear(self.copy.partition_id, branch)
+
+
+class Held(Mapping[Place, View]):
+    """The copies that a node has."""
+
+    def __init__(self, engine: Engine) -> None:
+        self._engine = engine
+        self._views = {copy.place: View(copy) for copy in engine.copies}
+
+    def __getitem__(self, place: Place) -> View:
+        view = self._views[place]
+        if view.state is PartitionState.ABSENT:
+            raise KeyError(place)
+        return view
+
+    def __iter__(self) -> Iterator[Place]:
+        absent = PartitionState.ABSENT
+        return iter([place for place, view in self._views.items() if view.state is not absent])
+
+    def __len__(self) -> int:
+        return sum(1 for _ in self)
+
+
+class Node(modelled.Node):
+    world: World
+    copies: Held  # type: ignore[assignment]
+
+    def __init__(self, world: World, name: str, zone: str) -> None:
+        self.world, self.name, self.zone = world, name, zone
+        self.is_gone, self.side, self.clock, self.is_index = False, 0, 1.0, False
+        self.pace = 1.0
+        """How often it gets to do something."""
+        self.index = Index(self)
+        self.left: dict[Place, Log] = {}
+        """What copies had when the process died."""
+        self.engine = Engine(self)
+        self.copies = Held(self.engine)
+
+    # ---- process
+
+    @property
+    def is_up(self) -> bool:
+        return not self.engine.is_down
+
+    @is_up.setter
+    def is_up(self, is_up: bool) -> None:
+        if is_up:
+            self.restart()
+        elif self.is_up:
+            self.engine.die()
+
+    def crash(self) -> None:
+        self.engine.is_full = False
+        self.engine.crash()
+
+    def restart(self) -> None:
+        if self.is_gone or self.is_up:
+            return
+        self.engine.restart()
+        truth = self.world.truth
+        for place, before in self.left.items():
+            now = self.copies[place].log if place in self.copies else ()
+            truth.crashed[place] |= {number for _, number in before} - {n for _, n in now}
+        for copy in self.engine.copies:
+            if copy.partition.state is ACTIVE:  # it is alone: what was only in memory is lost
+                truth.excuse(copy.place, frozenset(("persisted",)))
+                self.grow(copy)
+
+    # ---- maps
+
+    @property
+    def records(self) -> dict[Place, DataRecord]:  # type: ignore[override]
+        if self.engine.adopted is None:
+            return {}
+        return dict(zip(self.world.places, self.engine.adopted.adopted.records, strict=True))
+
+    def key(self, place: Place) -> MapKey:
+        record = self.engine.bucket.record(place.partition)
+        return NO_KEY if record is None else record.at
+
+    def adopt(self, place: Place, record: DataRecord) -> None:
+        """A record is told by anybody; the node itself must know its bucket."""
+        adopted = self.engine.adopted
+        if adopted is None or not self.is_up:
+            return
+        self.world.truth.publish(place, record)
+        with self.working():
+            try:
+                done(adopted.adopt({place.partition: record}))
+            except MillstreamError:
+                self.world.count("records not adopted")
+
+    def working(self) -> Any:
+        return self.engine.may_crash(self.world.crashes)
+
+    # ---- serving
+
+    def right(self, place: Place) -> Right:
+        bucket = self.engine.bucket
+        if not self.is_up or bucket.record(place.partition) is None:
+            return Right(False, False)
+        return bucket.right_now(place.partition)
+
+    def log_of(self, copy: Copy) -> Log:
+        return self.copies._views[copy.place].log
+
+    def grow(self, copy: Copy) -> None:
+        """An active copy has a history."""
+        self.world.truth.grow(copy.place, copy.branch, self.log_of(copy), self.name)
+
+    def write(self, place: Place, level: str) -> None:
+        """A client writes, if it is not refused."""
+        engine, world, rng = self.engine, self.world, self.world.rng
+        copy, bucket = engine.copies[place.partition], engine.bucket
+        bucket.look_at_rights()
+        partition = copy.partition
+        if partition.refusal is not None or bucket.writes.refuses(place.partition):
+            world.count("writes refused by nodes")
+            return
+        truth, before = world.truth, partition.high_seqno
+        key = rng.choice(KEYS)
+        is_delete = rng.random() < 0.2
+        copy.write(key, None if is_delete else b"%d" % next(world.numbers), level)
+        if partition.high_seqno == before:
+            return
+        log = partition.failover_log
+        for seqno in range(before + 1, partition.high_seqno + 1):
+            change = truth.changes.get((entry_below(log, seqno).uuid, seqno))
+            if change is not None:
+                truth.born[change.number] = copy.branch
+                if level == "memory":
+                    truth.plain[place].append(change.number)
+        self.grow(copy)
+        self.acknowledge(place)
+
+    def acknowledge(self, place: Place | None = None) -> None:
+        """Clients are told what has reached the level that they asked for."""
+        for copy in self.engine.copies if self.is_up else ():
+            if copy.partition.state is ACTIVE:
+                for change, level in copy.take_acknowledged():
+                    self.world.truth.acked[copy.place].append((change.number, level))
+                    self.world.count(f"acknowledged {level}")
+
+    def flush(self, place: Place) -> None:
+        if not self.is_up:
+            return
+        with self.working():
+            try:
+                if self.world.rng.random() < 0.7:
+                    self.engine.flush()
+                else:
+                    self.engine.freeze()
+            except MillstreamError:
+                self.world.count("no space")
+        self.acknowledge()
+
+    def tend(self) -> None:
+        """Something that a node does beside: it compacts, lets documents go, fills its map."""
+        with self.working():
+            try:
+                self.engine.tend()
+            except MillstreamError:
+                self.world.count("no space")
+        self.acknowledge()
+
+    def fill(self) -> None:
+        """Its disk is full."""
+        self.world.trace(f"the disk of {self.name} is full")
+        self.engine.is_full = True
+
+    def free(self) -> None:
+        """There is space again."""
+        self.engine.is_full = False
+        if self.is_up:
+            self.flush(self.world.places[0])
+
+    # ---- session
+
+    @property
+    def boots(self) -> int:  # type: ignore[override]
+        return self.engine.taker.boots if self.is_up else 0
+
+    @property
+    def is_admitted(self) -> bool:  # type: ignore[override]
+        return self.is_up and self.engine.taker.is_admitted
+
+    @property
+    def token(self) -> Version:  # type: ignore[override]
+        return self.engine.taker.token if self.is_up else NEVER
+
+    def sync(self) -> None:
+        """Open a session, then read token and maps; only then the node is in step."""
+        world, space = self.world, self.world.space
+        if self.side or not space.has_quorum or not self.is_up:
+            return
+        counter = space.elements.get(boots_path(self.name))
+        if counter is None:
+            return
+        self.lose_session()
+        space.end_session(self.name)  # the one before has run out, or is closed now
+        boots = int(counter.data) + 1
+        live = Live(f"i{world.truth.number()}", {}, boots)
+        if not space.run(open_session(self.name, live, counter.version)):
+            return
+        state, began_ms = space.state(), self.now_ms()
+        world.beats[self.name] = world.now_ms
+        with self.working():
+            try:
+                done(self.engine.taker.begin(boots, state.token, maps_of(state)))
+            except MillstreamError:
+                world.count("maps not taken")
+                return
+            self.engine.taker.set_lease(lease_until_ms(began_ms, SESSION_TTL_MS))
+
+    def lose_session(self) -> None:
+        if self.is_up:
+            self.engine.taker.leave()
+
+    def beat(self) -> None:
+        """Extend the session, or find that it has lapsed."""
+        taker, world, space = self.engine.taker, self.world, self.world.space
+        if not self.boots:
+            return
+        if self.side == 0 and space.has_quorum and world.rng.random() < 0.9 * self.pace:
+            live = space.state().live.get(self.name)
+            if live is None or live.boots != taker.boots:
+                self.lose_session()
+                return
+            world.beats[self.name] = world.now_ms
+            taker.set_lease(lease_until_ms(self.now_ms(), SESSION_TTL_MS))
+        elif taker._lease_ms is None or self.now_ms() >= taker._lease_ms:
+            world.count("leases lapsed")
+            self.lose_session()
+
+    # ---- orders
+
+    def take_maps(self, state: ClusterState) -> None:
+        with self.working():
+            done(self.engine.taker.take(OrdersRequest(maps=maps_of(state))))
+
+    def obey(self, order: Order) -> Any:
+        """Carry an order out; None: it died of that."""
+        reply = None
+        with self.working():
+            reply = done(self.engine.taker.take(OrdersRequest((order,))))
+        if reply is None or not self.is_up:
+            return None
+        return reply.report if order.kind == "report" and reply.report else reply.replies[0]
+
+    def report(self) -> NodeReport:
+        return self.engine.taker.report()
+
+    def carry_out(self, step: Step) -> None:
+        raise AssertionError("the order taker does it")
+
+    # ---- streams
+
+    def follow(self, place: Place, count: int) -> None:
+        """A copy chooses its source, and takes something from it."""
+        engine, rng, p = self.engine, self.world.rng, place.partition
+        if not self.is_up or rng.random() > self.pace:
+            return
+        following = engine.follow(p)
+        is_busy = following is not None and following.is_busy(p)
+        if not is_busy and rng.random() < 0.2:
+            engine.look_elsewhere(p)
+        if following is not None:
+            self.run(following, count)
+
+    def run(self, following: Any, count: int) -> None:
+        """Let bytes of a connection arrive at both ends."""
+        source, world, link = following.source, self.world, following.link
+        link.is_told = world.may_reach(self, source.owner)
+        link.is_heard = world.may_reach(source.owner, self)
+        if not (link.is_told or link.is_heard):
+            return
+        with self.working():
+            link.run(count)
+        source.owner.acknowledge()
+        self.acknowledge()
+
+    def tick(self) -> None:
+        """A moment of its connections: no-ops are sent and answered."""
+        for following in list(self.engine.following.values()):
+            source = following.source
+            if following.link.is_cut or self.world.rng.random() > 0.9 * self.pace:
+                continue
+            link = following.link
+            link.producer.on_tick(source.now_ms())
+            link.to_consumer += link.producer.take_replies()
+            self.run(following, EVENTS_OF_A_TICK)
+            if self.is_up and self.world.rng.random() < 0.1:
+                following.feed.ask_highs()
+
+    def tell_source(self, place: Place, source: Any) -> None:
+        raise AssertionError("streams do it")

@@ -1,0 +1,183 @@
+"""Mistakes in the real code that whole clusters must find.
+
+Those of the decisions (`simulators.cluster.plants`) and of the data engine's streams
+(`simulators.simulation.plants`) are tried here too; those of the engine in a managed cluster are
+below. Each replaces functions of the real code.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from functools import partial
+from typing import Any, Final
+
+from millstream.cluster.aio.order_taker import OrderTaker
+from millstream.databases import adopted_records
+from millstream.databases.adopted_records import AdoptedRecords
+from millstream.kv.aio.copies import Copies
+from millstream.kv.core import bucket, serving
+from millstream.kv.core.copies.agreeing_stream import AgreeingFeed
+from millstream.kv.core.copies.replica_stream import Feed, Line
+from millstream.kv.core.partition.acknowledgement import Acknowledged
+from millstream.kv.core.serving import ServingRights
+from millstream.model import serving_rights
+from simulators.cluster import plants as of_decisions
+from simulators.cluster.plants import Plant, patched
+from simulators.simulation import plants as of_streams
+
+_CONTACT: Final = serving_rights.contact_until_ms
+_MAY_SERVE: Final = serving_rights.may_serve
+_USE: Final = Acknowledged._use
+_PROMISE_ALL: Final = Copies.promise_all
+_FEED_ACKNOWLEDGE: Final = Feed._acknowledge
+
+
+def _contact_of_last(node: str, branch: int, rows: Any, contacts: Any, window_ms: int) -> Any:
+    return _CONTACT(node, branch, rows[-1:], contacts, window_ms)
+
+
+def _contact_of_one(node: str, branch: int, rows: Any, contacts: Any, window_ms: int) -> Any:
+    times = [one.sent_ms for one in contacts.values()]
+    return max(times) + window_ms if times else _CONTACT(node, branch, rows, contacts, window_ms)
+
+
+def _contact_for_ever(node: str, branch: int, rows: Any, contacts: Any, window_ms: int) -> Any:
+    return _CONTACT(node, branch, rows, contacts, 1 << 40)
+
+
+def _right_unadmitted(**facts: Any) -> Any:
+    return _MAY_SERVE(**(facts | {"is_admitted": True}))
+
+
+def _right_for_ever(**facts: Any) -> Any:
+    lease_ms = None if facts["lease_ms"] is None else 1 << 60
+    return _MAY_SERVE(**(facts | {"lease_ms": lease_ms}))
+
+
+def _keeps_its_lease(self: OrderTaker) -> None:
+    """Be out of step, but serve on."""
+    self.boots = 0
+
+
+async def _adopts_in_memory(self: AdoptedRecords, records: Any) -> None:
+    """Use records that are not durable."""
+    known = self.adopted.records
+    news = {p: one for p, one in records.items() if one.at > known[p].at}
+    merged = tuple(news.get(p, one) for p, one in enumerate(known))
+    self.adopted = self.adopted._replace(records=merged)
+    if news:
+        self._bucket.use_records(news)
+    await self._copies.take_places()
+
+
+async def _promises_in_memory(self: Copies, branches: Any) -> list[int]:
+    """Promise, and forget it in a crash."""
+    store, self._store.promise = self._store.promise, lambda promised: None  # type: ignore[method-assign]
+    try:
+        return await _PROMISE_ALL(self, branches)
+    finally:
+        self._store.promise = store  # type: ignore[method-assign]
+
+
+async def _promises_and_serves(self: Copies, branches: Any) -> list[int]:
+    """An active copy promises, and serves on."""
+    every = self._bucket.partitions
+    serving = [every[p] for p in branches if every[p].state.name == "ACTIVE"]
+    replicas = {p: one for p, one in branches.items() if every[p] not in serving}
+    asked = [one.partition_id for one in serving if branches[one.partition_id] > one.last_branch]
+    return [*asked, *(await _PROMISE_ALL(self, replicas))]
+
+
+def _removes_nothing_durably(self: Copies, partition_id: int) -> None: ...
+
+
+ENGINE: Final[dict[str, Plant]] = {
+    "engine: a majority of the last row acknowledges": Plant(
+        0, ((Acknowledged, "_use", lambda self, rows: _USE(self, rows[-1:])),)
+    ),
+    "engine: a majority of the first row acknowledges": Plant(
+        0, ((Acknowledged, "_use", lambda self, rows: _USE(self, rows[:1])),)
+    ),
+    "engine: the last row is confirmed at once": Plant(
+        0, ((Acknowledged, "is_confirmed", property(lambda self: True)),)
+    ),
+    "engine: acknowledgements go to sources with older records": Plant(
+        0,
+        (
+            (AgreeingFeed, "_acknowledge", lambda self, line: _FEED_ACKNOWLEDGE(self, line)),
+            (AgreeingFeed, "_agree", lambda self, line: True),
+        ),
+    ),
+    "engine: a copy that has promised more follows on": Plant(
+        0, ((Line, "is_fenced", property(lambda self: False)),)
+    ),
+    "engine: any branch is followed": Plant(
+        0,
+        (
+            (Feed, "_accepts", staticmethod(lambda line, branch: True)),
+            (Line, "is_fenced", property(lambda self: False)),
+        ),
+    ),
+    "engine: contact counts by the last row alone": Plant(
+        0, ((serving, "contact_until_ms", _contact_of_last),)
+    ),
+    "engine: contact with one copy is enough": Plant(
+        0, ((serving, "contact_until_ms", _contact_of_one),)
+    ),
+    "engine: contact does not lapse": Plant(
+        0, ((serving, "contact_until_ms", _contact_for_ever),)
+    ),
+    "engine: a new session serves at once": Plant(
+        0,
+        (
+            (serving, "may_serve", _right_unadmitted),
+            (ServingRights, "_is_lease_held", lambda self, now_ms: self._lease_ms is not None),
+        ),
+    ),
+    "engine: a lease does not lapse": Plant(
+        0,
+        (
+            (serving, "may_serve", _right_for_ever),
+            (ServingRights, "_is_lease_held", lambda self, now_ms: self._is_admitted),
+        ),
+    ),
+    "engine: who loses the session keeps the lease": Plant(
+        0, ((OrderTaker, "leave", _keeps_its_lease),)
+    ),
+    "engine: who may not serve hands over": Plant(
+        0, ((bucket, "may_hand_over", lambda record, reader, right: record.row[0] == reader),)
+    ),
+    "engine: any reader takes a partition over": Plant(
+        0, ((bucket, "may_hand_over", lambda record, reader, right: right.is_given),)
+    ),
+    "engine: adopted records are not durable": Plant(
+        0, ((AdoptedRecords, "adopt", _adopts_in_memory),)
+    ),
+    "engine: older records replace newer ones": Plant(
+        0, ((adopted_records, "is_news", lambda record, known: record != known),)
+    ),
+    "engine: promises are not durable": Plant(
+        0, ((Copies, "promise_all", _promises_in_memory),)
+    ),
+    "engine: an active copy that promised serves on": Plant(
+        0, ((Copies, "promise_all", _promises_and_serves),)
+    ),
+    "engine: a new copy knows no branch": Plant(
+        0, ((Copies, "_branch_of_record", lambda self, partition: 0),)
+    ),
+}
+PLANTS: Final[dict[str, Callable[[], Any]]] = {
+    **{name: partial(patched, plant) for name, plant in of_decisions.PLANTS.items()},
+    **{name: partial(patched, plant) for name, plant in ENGINE.items()},
+    **{f"stream: {name}": plant.make for name, plant in of_streams.PLANTS.items()},
+}
+FOUND: Final[dict[str, int]] = {}
+"""Mistakes that are found, and by which seed."""
+
+
+@contextmanager
+def planted(name: str) -> Iterator[None]:
+    """Have the mistake in the code inside."""
+    with PLANTS[name]():
+        yield

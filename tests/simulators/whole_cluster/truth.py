@@ -1,0 +1,49 @@
+"""What really happened: the invariants of the cluster, over what real copies have."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from millstream.cluster.core.orders import Place
+from simulators.cluster import truth as modelled
+from simulators.simulation import truth as of_changes
+from simulators.simulation.truth import replay
+
+if TYPE_CHECKING:
+    from simulators.whole_cluster.world import World
+
+
+class Truth(modelled.Truth, of_changes.Truth):
+    world: World  # type: ignore[assignment]
+
+    def __init__(self, world: World, places: list[Place]) -> None:
+        modelled.Truth.__init__(self, world, places)
+        of_changes.Truth.__init__(self, world.numbers)
+        self.histories = {place: {} for place in places}
+        self.born: dict[int, int] = {}
+        """The branch in which a change was written, by its number."""
+        self.excused: set[Place] = set()
+        """Changes that were persisted may be lost of these: a promotion said so, or a disk was."""
+
+    def excuse(self, place: Place, kept: frozenset[str]) -> None:
+        super().excuse(place, kept)
+        if "persisted" not in kept:
+            self.excused.add(place)
+
+    def check_end(self) -> None:
+        """Also: what copies can be read as is what their histories say; so are readers."""
+        super().check_end()
+        world = self.world
+        for node in world.all_nodes():
+            for copy in node.engine.copies:
+                copy.check("at the end")
+        for place in world.places:
+            active = world.record(place).active
+            assert active is not None
+            right = replay(world.nodes[active].engine.copies[place.partition].history())
+            for name in world.record(place).row:
+                if name is not None:
+                    copy = world.nodes[name].engine.copies[place.partition]
+                    assert copy.values() == right, f"{copy.name}: {copy.values()}, {right}"
+        for follower in world.followers:
+            follower.check_end()

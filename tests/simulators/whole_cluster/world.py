@@ -1,0 +1,158 @@
+"""Nodes with real engines, orchestrators, coordination, clients and readers, on one seed."""
+
+from __future__ import annotations
+
+import itertools
+from typing import TYPE_CHECKING, Any
+
+from millstream.cluster.core.settings import SESSION_TTL_MS
+from millstream.cluster.core.step import View
+from millstream.model.cluster_maps import DataRecord
+from millstream.model.position import FailoverEntry
+from millstream.model.rows import Row
+from simulators.cluster import world as modelled
+from simulators.cluster.world import BUCKET, KEY
+from simulators.simulation.truth import Change
+from simulators.whole_cluster.node import Node
+from simulators.whole_cluster.readers import Follower
+from simulators.whole_cluster.truth import Truth
+
+if TYPE_CHECKING:
+    from simulators.cluster.orchestrator import Orchestrator
+
+__all__ = ["BUCKET", "World"]
+
+BEAT_MS = 100
+NOW_NS = 1_700_000_000_000_000_000
+
+
+class World(modelled.World):
+    nodes: dict[str, Node]  # type: ignore[assignment]
+    truth: Truth
+
+    def __init__(self, seed: int) -> None:
+        self.numbers = itertools.count(100)
+        self.inherits: list[Change] = []
+        self.beats: dict[str, int] = {}
+        """When coordination heard of the session of a node."""
+        self.beaten_ms = 0
+        self.crashes = 0.0
+        """How likely a node dies at an effect of its disk."""
+        self.lost_ways: set[tuple[str, str]] = set()
+        """(from, to): nothing arrives."""
+        self.loss = 0.0
+        """How likely a reply is lost."""
+        super().__init__(seed)
+        self.followers = [Follower(self, n, place) for n, place in enumerate(self.places)]
+
+    def go_wrong(self) -> None:
+        """All went well up to here."""
+        self.crashes, self.loss = self.rng.choice((0.0, 0.005, 0.02)), 0.1
+
+    # ---- what the engines use
+
+    @property
+    def partition_count(self) -> int:
+        return len(self.places)
+
+    @property
+    def now_ns(self) -> int:
+        return NOW_NS + self.now_ms * 1_000_000
+
+    def new_entry(self, seqno: int, last_branch: int) -> FailoverEntry:
+        uuid = next(self.numbers)
+        self.truth.inherit(uuid, self.inherits)
+        return FailoverEntry(uuid, seqno, last_branch + 1)
+
+    # ---- the beginning
+
+    def new_node(self, name: str, zone: str) -> Node:
+        return Node(self, name, zone)
+
+    def new_truth(self) -> Truth:
+        return Truth(self, self.places)
+
+    def first_record(self, row: Row) -> DataRecord:
+        return DataRecord(KEY, None, 0, (row,))
+
+    def begin(self, names: list[str]) -> None:
+        """Nobody serves yet: the orchestrator sees to that."""
+        for name in names:
+            self.nodes[name].sync()
+
+    # ---- time
+
+    def pass_ms(self, ms: int) -> None:
+        self.now_ms += ms
+        if self.now_ms - self.beaten_ms >= BEAT_MS:
+            self.tick()
+
+    def advance(self, ms: int) -> None:
+        left = ms
+        while left > 0:
+            self.now_ms += min(left, BEAT_MS)
+            left -= BEAT_MS
+            self.tick()
+
+    def tick(self) -> None:
+        """Nodes extend their sessions and send no-ops; sessions of the silent end."""
+        self.beaten_ms = self.now_ms
+        for node in self.all_nodes():
+            if node.is_up:
+                node.beat()
+                node.tick()
+        if not self.space.has_quorum:
+            for name in self.beats:
+                self.beats[name] = self.now_ms  # a new leader waits for everybody
+            return
+        for name in list(self.space.state().live):
+            if self.now_ms - self.beats.get(name, 0) > SESSION_TTL_MS:
+                self.trace(f"the session of {name} runs out")
+                self.count("sessions run out")
+                self.space.end_session(name)
+
+    # ---- the network
+
+    def hears(self, one: Any, other: Any) -> bool:
+        """Whether what `other` sends arrives at `one`, as far as cuts of one direction go."""
+        return (other.name, one.name) not in self.lost_ways
+
+    def connected(self, one: Any, node: Any) -> bool:
+        both = self.hears(one, node) and self.hears(node, one)
+        return both and super().connected(one, node)
+
+    def may_reach(self, one: Any, node: Any) -> bool:
+        """Whether something that is sent arrives; perhaps nothing comes back."""
+        return super().connected(one, node) and self.hears(node, one)
+
+    # ---- messages
+
+    def decided(self, who: Orchestrator, view: View) -> None:
+        """Whole maps go to nodes that do not have them."""
+        for name in sorted(view.answered):
+            keys = self.nodes[name].engine.managed.keys() if self.nodes[name].is_up else {}
+            item = ("maps", who, name, view.state)
+            is_behind = any(keys.get(one) != view.state.data[one].key for one in view.state.data)
+            if is_behind and item not in self.flying and self.rng.random() < 0.9:
+                self.flying.append(item)
+
+    def arrive(self, item: tuple[Any, ...]) -> None:
+        if item[0] == "maps":
+            _, sender, name, state = item
+            if self.may_reach(sender, self.nodes[name]):
+                self.nodes[name].take_maps(state)
+            return
+        if item[0] == "reply" and not self.hears(item[1], self.nodes[item[3].to]):
+            return
+        if item[0] != "order":
+            super().arrive(item)
+            return
+        _, sender, run, order = item
+        node = self.nodes[order.to]
+        if not self.may_reach(sender, node) or self.rng.random() < self.loss / 2:
+            return
+        reply = node.obey(order)
+        if reply is None:
+            self.trace(f"{node.name} dies of {order.kind}")
+        elif self.rng.random() >= self.loss:
+            self.flying.append(("reply", sender, run, order, reply))
