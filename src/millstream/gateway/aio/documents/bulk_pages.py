@@ -22,7 +22,8 @@ from typing import Any, Final, NamedTuple, TypeVar
 import msgspec
 from aiohttp import web
 
-from millstream.documents.json_text import JSON_DEPTH_MAX, check_values, parse
+from millstream.documents.json_text import check_values, parse
+from millstream.documents.large_texts import BulkTexts
 from millstream.documents.reading import (
     PLAIN,
     Piece,
@@ -61,7 +62,7 @@ from millstream.gateway.aio.parsing import (
     beside,
     parsed,
     prepare,
-    shallow,
+    taken_apart,
     worked,
 )
 from millstream.gateway.aio.streaming import Turns, stream
@@ -72,14 +73,12 @@ from millstream.gateway.core.multipart import end, missing_part
 from millstream.gateway.core.old_revisions import OldRevisions
 
 __all__ = [
-    "BULK_BYTES_MAX", "DEEP_BYTES_MAX", "READ_TOGETHER_MAX", "REVISIONS_ASKED_MAX",
+    "BULK_BYTES_MAX", "READ_TOGETHER_MAX", "REVISIONS_ASKED_MAX",
     "REVISIONS_OF_ONE_MAX", "REVISIONS_QUICK_MAX", "ROWS_ENCODED_MAX", "revs_by_id", "routes",
 ]  # fmt: skip
 
 BULK_BYTES_MAX: Final = 128 * 1024 * 1024
 """Body of a request with many documents."""
-DEEP_BYTES_MAX: Final = 16 * 1024 * 1024
-"""Body with many documents that is taken apart though some are deeper than a decoder goes."""
 REVISIONS_ASKED_MAX: Final = 100_000
 """Documents in one `_bulk_docs`, `_bulk_get`, `_revs_diff` or `_purge`."""
 READ_TOGETHER_MAX: Final = 500
@@ -90,16 +89,8 @@ REVISIONS_QUICK_MAX: Final = 128
 """Revisions of one document that are compared in the loop."""
 REVISIONS_OF_ONE_MAX: Final = 10_000
 """Revisions of one document in `_revs_diff` or `_purge`."""
-_DEPTH_KEPT: Final = JSON_DEPTH_MAX + 3
-"""Depth up to which a body with many documents is decoded. A document that is too deep stays too
-deep if the rest is left out."""
 _PATH: Final = "/"
 """Errors of documents are told as those of a database."""
-
-
-class _Bulk(msgspec.Struct):
-    docs: list[msgspec.Raw]
-    new_edits: bool = True
 
 
 class _Asked(NamedTuple):
@@ -117,7 +108,6 @@ class _Asked(NamedTuple):
         return None if self.error is not None and not self.id else self.id
 
 
-_bulk: Final = msgspec.json.Decoder(_Bulk).decode
 _revs: Final = msgspec.json.Decoder(dict[str, list[str]]).decode
 _Result = TypeVar("_Result")
 _LOCAL: Final = "_local/"
@@ -129,7 +119,8 @@ _LOCAL: Final = "_local/"
 async def _bulk_docs(request: web.Request) -> web.Response:
     bucket = request.match_info[DATABASE]
     require(request, "write", bucket, instead="design")
-    texts, is_replicated = await _sent_texts(request)
+    texts, new_edits = await _sent_texts(request)
+    is_replicated = not new_edits or request.query.get("new_edits") == "false"
     edits, told = await _edits(request, bucket, texts, is_replicated)
     is_durable = request.query.get("batch") != "ok"
     done = await write(request, bucket, edits, is_durable=is_durable)
@@ -154,27 +145,13 @@ async def _bulk_docs(request: web.Request) -> web.Response:
     return raw_answer(b"[%b]\n" % b",".join(rows), status=201)
 
 
-async def _sent_texts(request: web.Request) -> tuple[list[msgspec.Raw], bool]:
-    """Return the texts of documents in a request, and whether they are a peer's revisions."""
+async def _sent_texts(request: web.Request) -> BulkTexts:
+    """Return the texts of documents in a request; whether they are clients' edits is in it."""
     if request.content_type != "application/json":
         raise UsageError("Content-Type must be application/json", code="bad_content_type")
-    data = await read_body(request, BULK_BYTES_MAX)
-    await _taken_apart(check_values, data)
-    try:
-        try:
-            said = await _taken_apart(_bulk, data)
-        except RecursionError:
-            if len(data) > DEEP_BYTES_MAX:
-                raise
-            said = await _taken_apart(_bulk, await shallow(data, _DEPTH_KEPT))
-    except msgspec.ValidationError as error:
-        raise UsageError(
-            "POST body must include `docs` parameter, a list of objects", code="bad_request"
-        ) from error
-    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
-        raise UsageError(f"the body is not JSON: {error}", code="bad_json") from error
-    _check_count(len(said.docs))
-    return said.docs, not said.new_edits or request.query.get("new_edits") == "false"
+    found = await taken_apart(await read_body(request, BULK_BYTES_MAX))
+    _check_count(len(found.texts))
+    return found
 
 
 async def _taken_apart(call: Callable[[bytes], _Result], data: bytes) -> _Result:
@@ -188,7 +165,7 @@ def _check_count(count: int) -> None:
 
 
 async def _edits(
-    request: web.Request, bucket: str, texts: Sequence[msgspec.Raw], is_replicated: bool
+    request: web.Request, bucket: str, texts: Sequence[bytes | msgspec.Raw], is_replicated: bool
 ) -> tuple[list[Edit], list[dict[str, Any] | None]]:
     """Return the changes, and for each text None, or what is said of it as it is none.
 
