@@ -11,7 +11,6 @@ from __future__ import annotations
 
 from array import array
 from collections.abc import Iterator, Mapping, Sequence
-from itertools import accumulate
 from typing import Any, Final, NamedTuple, overload
 
 import msgspec
@@ -21,13 +20,27 @@ from millstream.documents.revision_ids import term_of_body
 from millstream.documents.sent import Sent, parse_sent
 from millstream.errors import UsageError
 
-__all__ = ["DEEP_BYTES_MAX", "BulkTexts", "Slices", "Unread", "bulk_texts", "large_sent", "sliced"]
+__all__ = [
+    "DEEP_BYTES_MAX",
+    "BulkTexts",
+    "Named",
+    "Slices",
+    "Unread",
+    "bulk_texts",
+    "large_sent",
+    "named",
+    "sliced",
+]
 
 DEEP_BYTES_MAX: Final = 16 * 1024 * 1024
 """Body with many documents that is taken apart though some are deeper than a decoder goes."""
 _DEPTH_KEPT: Final = JSON_DEPTH_MAX + 3
 """Depth up to which a body with many documents is decoded. A document that is too deep stays too
 deep if the rest is left out."""
+
+
+_APART_BYTES_MIN: Final = 64 * 1024
+"""Longer texts are not put together with others: to copy them takes long."""
 
 
 class Unread(Mapping[str, Any]):
@@ -60,14 +73,31 @@ def large_sent(text: bytes) -> Sent:
 
 
 class Slices(Sequence[bytes]):
-    """Texts that are kept as one, so that they are quickly passed on."""
+    """Texts that are quickly passed on: the small ones together, a large one by itself."""
 
     def __init__(self, texts: Sequence[bytes | msgspec.Raw]) -> None:
-        self._whole = b"".join(map(bytes, texts))
-        self._ends = array("Q", accumulate(map(len, map(bytes, texts)))).tobytes()
+        self._parts: list[bytes] = []
+        places, ends, small = array("I"), array("I"), list[bytes | msgspec.Raw]()
+        for text in texts:
+            if len(text) > _APART_BYTES_MIN:
+                self._add(small)
+                self._parts.append(bytes(text))
+                ends.append(len(text))
+                places.append(len(self._parts) - 1)
+                continue
+            ends.append((ends[-1] if small else 0) + len(text))
+            places.append(len(self._parts))
+            small.append(text)
+        self._add(small)
+        self._places, self._ends = places.tobytes(), ends.tobytes()
+
+    def _add(self, small: list[bytes | msgspec.Raw]) -> None:
+        if small:
+            self._parts.append(b"".join(map(bytes, small)))
+            small.clear()
 
     def __len__(self) -> int:
-        return len(self._ends) // 8
+        return len(self._ends) // array("I").itemsize
 
     @overload
     def __getitem__(self, index: int) -> bytes: ...
@@ -76,13 +106,30 @@ class Slices(Sequence[bytes]):
     def __getitem__(self, index: int | slice) -> bytes | Sequence[bytes]:
         if isinstance(index, slice):
             return [self[at] for at in range(*index.indices(len(self)))]
-        ends = memoryview(self._ends).cast("Q")
-        return self._whole[ends[index - 1] if index else 0 : ends[index]]
+        places, ends = memoryview(self._places).cast("I"), memoryview(self._ends).cast("I")
+        place = places[index]
+        begin = ends[index - 1] if index and places[index - 1] == place else 0
+        return self._parts[place][begin : ends[index]]  # no copy of a whole part
 
 
 class _Bulk(msgspec.Struct):
     docs: list[msgspec.Raw]
     new_edits: bool = True
+
+
+class Named(msgspec.Struct):
+    """How a document is named, as far as that can be read."""
+
+    id: Any = msgspec.field(name="_id", default=None)
+    rev: Any = msgspec.field(name="_rev", default=None)
+
+
+def named(text: bytes) -> Named:
+    """Return what names a document, also of one that is refused."""
+    try:
+        return msgspec.json.decode(text, type=Named)
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
+        return Named()  # `parse_sent` says why
 
 
 class BulkTexts(NamedTuple):

@@ -49,6 +49,7 @@ __all__ = [
     "BESIDE_BYTES_MIN",
     "CALL_S_MAX",
     "IDLE_S",
+    "LONG_CALL_FAILED",
     "MEMORY_BYTES_MAX",
     "PROCESSES_MAX",
     "CallProcesses",
@@ -61,6 +62,8 @@ PROCESSES_MAX: Final = 2
 """Processes of one node."""
 IDLE_S: Final = 60.0
 """How long a process stays that has nothing to do."""
+LONG_CALL_FAILED: Final = "long_call_failed"
+"""Code of the error of a call whose process failed."""
 CALL_S_MAX: Final = 120
 """Longest time until a call is answered, in seconds."""
 MEMORY_BYTES_MAX: Final = 2 * 1024**3
@@ -260,7 +263,7 @@ def _failed(what: str) -> UnavailableError:
     return UnavailableError(
         f"the process that examines large texts {what}; nothing has changed; try again, or send "
         "less at a time",
-        code="long_call_failed",
+        code=LONG_CALL_FAILED,
     )
 
 

@@ -10,9 +10,7 @@ from millstream.documents.revision_ids import signature_of
 from millstream.documents.sent import parse_sent
 from millstream.errors import UsageError
 
-TEXT = (
-    b'{"_id":"a","_rev":"1-%b","n":[1,2.5,{"b":"\xc3\xa9"}],"n":1}' % (b"a" * 32)
-)
+TEXT = b'{"_id":"a","_rev":"1-%b","n":[1,2.5,{"b":"\xc3\xa9"}],"n":1}' % (b"a" * 32)
 
 
 def test_a_document_is_what_it_is_here():

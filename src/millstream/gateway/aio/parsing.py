@@ -26,17 +26,8 @@ from millstream.gateway.aio.room import hold
 from millstream.runtime.long_calls import call_apart, run_apart
 
 __all__ = [
-    "BRANCHES_QUICK_MAX",
-    "QUICK_BODY_BYTES_MAX",
-    "SMALL_TEXT_BYTES",
-    "beside",
-    "is_heavy",
-    "judge_apart",
-    "parsed",
-    "prepare",
-    "taken_apart",
-    "understood",
-    "worked",
+    "BRANCHES_QUICK_MAX", "QUICK_BODY_BYTES_MAX", "SMALL_TEXT_BYTES", "beside", "interpreted",
+    "is_heavy", "judge_apart", "parsed", "prepare", "taken_apart", "understood", "worked",
 ]  # fmt: skip
 
 SMALL_TEXT_BYTES: Final = 64 * 1024
@@ -68,6 +59,11 @@ async def parsed(text: bytes) -> Sent:
     if len(text) <= SMALL_TEXT_BYTES:
         return parse_sent(text)
     return await run_apart(large_sent, text)
+
+
+async def interpreted(call: Callable[[bytes], _Result], text: bytes) -> _Result:
+    """Return what a function of a module makes of a text; of a large one in a helper process."""
+    return call(text) if len(text) <= SMALL_TEXT_BYTES else await run_apart(call, text)
 
 
 async def taken_apart(data: bytes) -> BulkTexts:
