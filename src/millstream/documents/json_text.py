@@ -40,8 +40,10 @@ __all__ = [
     "check_values",
     "cut",
     "emptied",
+    "is_plain_here",
     "is_plain_object",
     "is_special",
+    "judge_large_values",
     "may_repeat",
     "parse",
     "parse_exactly",
@@ -111,11 +113,26 @@ def is_special(name: str) -> bool:
     return name[:1] == "_" and name not in KEPT_MEMBERS
 
 
+_judges: Final[list[Callable[[bytes], bool]]] = []
+
+
+def judge_large_values(judge: Callable[[bytes], bool] | None) -> None:
+    """Have something else answer what `is_plain_here` would say of large values; None: nothing."""
+    _judges[:] = [] if judge is None else [judge]
+
+
 def is_plain_object(value: bytes) -> bool:
     """Return whether a value is a JSON object without a special top-level member.
 
     One of more than `VALUES_MAX` values is none: nobody could ask what is in it.
     """
+    if len(value) > LARGE_BYTES and _judges:
+        return _judges[0](value)
+    return is_plain_here(value)
+
+
+def is_plain_here(value: bytes) -> bool:
+    """Do what `is_plain_object` does, in this process."""
     if _has_too_many(value):
         return False
     try:

@@ -17,6 +17,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from functools import lru_cache
 from hashlib import md5
+from itertools import repeat
 from struct import Struct
 from typing import Any, Final
 
@@ -187,10 +188,10 @@ def _array(values: list[Any], sizes: list[int]) -> bytes:
         except (ValueError, OverflowError):
             pass  # integers, but not all from 0 to 255
     parts = [_COUNT(_LIST, len(values))]
-    parts += [
-        b"".join([_term(value, sizes) for value in values[begin : begin + _JOINED_MAX]])
-        for begin in range(0, len(values), _JOINED_MAX)
-    ]
+    for begin in range(0, len(values), _JOINED_MAX):
+        # Two frames a level: as deep as a text may be, the interpreter goes.
+        some = values[begin : begin + _JOINED_MAX]
+        parts.append(b"".join(map(_term, some, repeat(sizes))))
     parts.append(_NIL)
     return b"".join(parts)
 

@@ -12,6 +12,7 @@ Source: CouchDB's document API.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 from typing import Any, Final, NamedTuple
 
@@ -19,13 +20,18 @@ from millstream.documents.json_text import cut, parse
 from millstream.documents.revisions import GENERATION_MAX, Path, checked_rev, is_signature
 from millstream.errors import UsageError
 
-__all__ = ["DOCUMENT_ID_BYTES_MAX", "REVISIONS_SENT_MAX", "Sent", "checked_id", "parse_sent"]
+__all__ = [
+    "DOCUMENT_ID_BYTES_MAX", "REVISIONS_SENT_MAX", "Sent", "checked_id", "local_rev",
+    "parse_local", "parse_sent",
+]  # fmt: skip
 
 DOCUMENT_ID_BYTES_MAX: Final = 250
 """UTF-8: ids are keys."""
 REVISIONS_SENT_MAX: Final = 1_000_000
 """Ancestors in `_revisions`."""
 _IGNORED: Final = frozenset(("_revs_info", "_conflicts", "_deleted_conflicts", "_local_seq"))
+_LOCAL_MEMBERS: Final = frozenset({"_id", "_rev", "_deleted", "_attachments", "_revisions"})
+_LOCAL_REV: Final = re.compile(r"0-([0-9]{1,18})")
 
 
 class Sent(NamedTuple):
@@ -74,6 +80,36 @@ def parse_sent(text: bytes) -> Sent:
     if path is not None:
         rev = path.rev  # it counts, as in CouchDB, whatever stands beside it
     return Sent(doc_id, rev, is_deleted, path, attachments, body, content)
+
+
+def parse_local(text: bytes) -> tuple[bytes | None, int | None]:
+    """Return (what is stored, revision that is replaced) of a local document; None: it is deleted.
+
+    Raises:
+        UsageError: `bad_json`, `bad_request`, `doc_validation`.
+    """
+    parts = cut(text)
+    for name in parts.special:
+        if name not in _LOCAL_MEMBERS:
+            raise UsageError(f"Bad special document member: {name}", code="doc_validation")
+    # `_attachments` are passed over, as CouchDB does.
+    special = {name: parse(raw) for name, raw in parts.special.items()}
+    rev = local_rev(special.get("_rev"))
+    return None if special.get("_deleted") is True else parts.body, rev
+
+
+def local_rev(rev: object) -> int | None:
+    """Return the number in the revision of a local document.
+
+    Raises:
+        UsageError: `bad_request`.
+    """
+    if rev is None:
+        return None
+    match = _LOCAL_REV.fullmatch(rev) if isinstance(rev, str) else None
+    if match is None:
+        raise UsageError("Invalid rev format", code="bad_request")
+    return int(match[1])
 
 
 def _text_id(value: object) -> str:

@@ -1,11 +1,11 @@
 """Texts of documents taken apart without keeping others waiting.
 
 Invariants:
-1. A text of more than `SMALL_TEXT_BYTES` is taken apart in a thread, one after the other: it takes
-   seconds where somebody wants it to.
+1. A text of more than `SMALL_TEXT_BYTES` is taken apart in a helper process: it takes seconds
+   where somebody wants it to, and a thread would keep the interpreter's lock meanwhile.
 2. What a large stored document holds is worked out in the thread, once there is room for it.
 
-Elsewhere: what is in a text (`documents.sent`).
+Elsewhere: what is in a text (`documents.sent`), the processes (`runtime.long_calls`).
 """
 
 from __future__ import annotations
@@ -18,15 +18,16 @@ from typing import Any, Final, TypeVar
 
 from aiohttp import web
 
-from millstream.documents.json_text import LARGE_BYTES, emptied
-from millstream.documents.revision_ids import term_of_body
+from millstream.documents.json_text import LARGE_BYTES, is_plain_here, judge_large_values
+from millstream.documents.large_texts import BulkTexts, bulk_texts, large_sent, sliced
 from millstream.documents.sent import Sent, parse_sent
 from millstream.documents.stored import StoredDocument
 from millstream.gateway.aio.room import hold_copies
+from millstream.runtime.long_calls import call_apart, run_apart
 
 __all__ = [
-    "BRANCHES_QUICK_MAX", "QUICK_BODY_BYTES_MAX", "SMALL_TEXT_BYTES", "beside", "is_heavy",
-    "parsed", "prepare", "shallow", "understood", "worked",
+    "BRANCHES_QUICK_MAX", "QUICK_BODY_BYTES_MAX", "SMALL_TEXT_BYTES", "beside", "interpreted",
+    "is_heavy", "judge_apart", "parsed", "prepare", "taken_apart", "understood", "worked",
 ]  # fmt: skip
 
 SMALL_TEXT_BYTES: Final = 64 * 1024
@@ -58,12 +59,29 @@ async def parsed(text: bytes) -> Sent:
     """Return what a client sent; raises as `parse_sent`."""
     if len(text) <= SMALL_TEXT_BYTES:
         return parse_sent(text)
-    return await beside(_with_term, text)
+    return await run_apart(large_sent, text)
 
 
-async def shallow(text: bytes, depth: int) -> bytes:
-    """Return a text without what lies too deep; see `emptied`."""
-    return await beside(emptied, text, depth)
+async def interpreted(call: Callable[[bytes], _Result], text: bytes) -> _Result:
+    """Return what a function of a module makes of a text; of a large one in a helper process."""
+    return call(text) if len(text) <= SMALL_TEXT_BYTES else await run_apart(call, text)
+
+
+async def taken_apart(data: bytes) -> BulkTexts:
+    """Return the texts of the documents in a body; raises as `bulk_texts`."""
+    if len(data) <= SMALL_TEXT_BYTES:
+        return bulk_texts(data)
+    return await run_apart(sliced, data)
+
+
+def judge_apart() -> None:
+    """Have large values judged in a helper process, wherever a thread comes upon one."""
+    judge_large_values(_judged)
+
+
+def _judged(value: bytes) -> bool:
+    is_in_loop = asyncio._get_running_loop() is not None
+    return is_plain_here(value) if is_in_loop else call_apart(is_plain_here, value)
 
 
 def is_heavy(document: StoredDocument) -> bool:
@@ -91,8 +109,3 @@ async def prepare(document: StoredDocument) -> None:
     if document.frame_bytes > LARGE_BYTES:
         hold_copies(document.frame_bytes)
     await beside(getattr, document, "contents")
-
-
-def _with_term(text: bytes) -> Sent:
-    sent = parse_sent(text)
-    return sent._replace(term=term_of_body(sent.body, sent.content))

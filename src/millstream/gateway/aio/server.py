@@ -59,6 +59,7 @@ from millstream.gateway.aio.node import (
     user_pages,
 )
 from millstream.gateway.aio.node.dataless_pages import REFUSAL, Refusal
+from millstream.gateway.aio.parsing import judge_apart
 from millstream.gateway.aio.peers import order_pages, part_pages, shared_pages, stored_pages
 from millstream.gateway.aio.queries import index_pages, mango_index_pages, mango_pages, view_pages
 from millstream.gateway.aio.room import ROOM, Room
@@ -253,6 +254,7 @@ class HttpServer:
 
     async def start(self, listening: socket.socket, tls: ssl.SSLContext | None) -> None:
         """Accept requests on a bound socket."""
+        judge_apart()
         await self._runner.setup()
         server = self._runner.server
         assert server is not None

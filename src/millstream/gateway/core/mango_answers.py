@@ -10,20 +10,22 @@ Elsewhere: the source of rows (`gateway.aio.queries.mango_pages`), queries
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any, Final
 
 import msgspec
 
+from millstream.documents.json_text import parse
+from millstream.errors import UsageError
 from millstream.views.core.mango.finding import Find, Place, bookmark_of, scan_warning
-from millstream.views.core.mango.paths import project
+from millstream.views.core.mango.matching import matcher
+from millstream.views.core.mango.paths import Path, project
 from millstream.views.core.mango.planning import Plan
 
-__all__ = ["FoundRow", "Selection", "rows_in"]
+__all__ = ["FoundRow", "Selection", "judged", "judged_large", "rows_in"]
 
 _LINE_END: Final = b"\r\n"
 _ROW: Final = b'{"id":'
-_NO_DOCUMENT: Final = (msgspec.DecodeError, RecursionError)
 
 
 class FoundRow(msgspec.Struct):
@@ -40,7 +42,6 @@ class FoundRow(msgspec.Struct):
 
 
 _row: Final = msgspec.json.Decoder(FoundRow).decode
-_decode: Final = msgspec.json.Decoder(dict[str, Any]).decode
 
 
 def rows_in(piece: bytes) -> Iterator[FoundRow]:
@@ -48,6 +49,29 @@ def rows_in(piece: bytes) -> Iterator[FoundRow]:
     for line in piece.split(_LINE_END):
         if line.startswith(_ROW):
             yield _row(line.removesuffix(b","))
+
+
+def judged(matches: Callable[[Any], bool], paths: Sequence[Path], text: bytes) -> bytes | None:
+    """Return the text to show of a document; None: it does not match.
+
+    Args:
+        matches: of the selector.
+        paths: of the members to show; none: all.
+        text: of the document; `null` if it no longer exists.
+    """
+    try:
+        document = parse(text)
+    except UsageError:  # kv wrote it, deeper than documents are
+        return None
+    if not isinstance(document, dict) or not matches(document):
+        return None
+    return msgspec.json.encode(project(document, paths)) if paths else text
+
+
+def judged_large(normal: Any, paths: Sequence[Path], text: bytes) -> bytes | None:
+    """Do what `judged` does, in a helper process; b"": the whole text is shown."""
+    shown = judged(matcher(normal), paths, text)
+    return b"" if shown is text else shown
 
 
 class Selection:
@@ -66,30 +90,24 @@ class Selection:
         """Return whether no more documents are needed."""
         return self.answered >= self._find.limit
 
-    def take(self, place: Place, text: bytes) -> bytes | None:
+    def take(self, place: Place, shown: bytes | None) -> bytes | None:
         """Return the JSON text to send for a document; None if it is not returned.
 
         Args:
             place: of its row.
-            text: of the document; `null` if it no longer exists.
+            shown: what `judged` says of the document.
         """
         if place == self._find.after:
             return None
         self.examined += 1
-        try:
-            document = _decode(text)
-        except _NO_DOCUMENT:
-            return None
-        if not self._find.selector.matches(document):
+        if shown is None:
             return None
         self._bookmark = bookmark_of(place)
         if self._to_skip:
             self._to_skip -= 1
             return None
         self.answered += 1
-        if not self._find.paths:
-            return bytes(text)
-        return msgspec.json.encode(project(document, self._find.paths))
+        return shown
 
     def tail(self, seconds: float) -> bytes:
         """Return the text after the documents.

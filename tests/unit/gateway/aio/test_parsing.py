@@ -1,13 +1,19 @@
-import threading
+import asyncio
+import os
 
 import pytest
 
-from millstream.documents.json_text import emptied
+from millstream.documents import json_text, large_texts
+from millstream.documents.json_text import (
+    LARGE_BYTES,
+    is_plain_object,
+    judge_large_values,
+)
 from millstream.documents.revision_ids import signature_of
 from millstream.documents.sent import parse_sent
 from millstream.errors import UsageError
 from millstream.gateway.aio import parsing
-from millstream.gateway.aio.parsing import SMALL_TEXT_BYTES, parsed, shallow
+from millstream.gateway.aio.parsing import SMALL_TEXT_BYTES, parsed, taken_apart
 
 SMALL = b'{"_id":"x","a":[1,1.0,{"b":null}]}'
 LARGE = b'{"_id":"x","a":[1,1.0,{"b":"%b"}]}' % (b"x" * SMALL_TEXT_BYTES)
@@ -22,32 +28,34 @@ async def test_a_document_is_the_same_wherever_it_is_read(text):
     assert made == signature_of(same.body, same.content)
 
 
-async def test_large_ones_are_read_in_a_thread(monkeypatch):
-    threads = []
+async def test_large_ones_are_read_in_another_process(monkeypatch):
+    monkeypatch.setattr(parsing, "parse_sent", lambda _: os.abort())
+    monkeypatch.setattr(large_texts, "parse_sent", lambda _: os.abort())
+    sent = await parsed(LARGE)
+    assert dict(sent.content) == dict(parse_sent(LARGE).content)
 
-    def noted(text):
-        threads.append(threading.current_thread())
-        return parse_sent(text)
 
-    monkeypatch.setattr(parsing, "parse_sent", noted)
-    await parsed(SMALL)
-    await parsed(LARGE)
-    assert [one is threading.main_thread() for one in threads] == [True, False]
+@pytest.mark.parametrize("size", [1, 4000])
+async def test_the_documents_of_a_body_are_the_same_wherever_it_is_read(size):
+    docs = [b'{"n":%d}' % n for n in range(size)]
+    found = await taken_apart(b'{"docs":[%b],"new_edits":false}' % b" , ".join(docs))
+    assert list(map(bytes, found.texts)) == docs
+    assert not found.new_edits
+
+
+async def test_a_large_value_is_judged_in_another_process(monkeypatch):
+    parsing.judge_apart()
+    try:
+        value = b'{"a":"%b"}' % (b"x" * LARGE_BYTES)
+        judged = asyncio.to_thread(is_plain_object, value)
+        monkeypatch.setattr(json_text, "_check", lambda _: os.abort())
+        assert await judged
+        assert not await asyncio.to_thread(is_plain_object, b"[%b]" % value)
+    finally:
+        judge_large_values(None)
 
 
 async def test_what_is_wrong_with_them_is_told():
     with pytest.raises(UsageError) as refused:
         await parsed(LARGE[:-1])
     assert refused.value.code == "bad_json"
-
-
-async def test_what_lies_too_deep_is_left_out_in_a_thread(monkeypatch):
-    threads = []
-
-    def noted(text, depth):
-        threads.append(threading.current_thread())
-        return emptied(text, depth)
-
-    monkeypatch.setattr(parsing, "emptied", noted)
-    assert await shallow(b'{"a":[[1]]}', 1) == b'{"a":[]}'
-    assert threads != [threading.current_thread()]

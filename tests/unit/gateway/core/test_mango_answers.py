@@ -4,7 +4,7 @@ import json
 
 import pytest
 
-from millstream.gateway.core.mango_answers import Selection, rows_in
+from millstream.gateway.core.mango_answers import Selection, judged, judged_large, rows_in
 from millstream.views.core.mango.finding import Place, bookmark_of, parse_find
 from millstream.views.core.mango.planning import plan_query
 from millstream.views.core.query.rendering import SEPARATOR, head_text, tail_text
@@ -13,6 +13,11 @@ from millstream.views.core.query.rendering import SEPARATOR, head_text, tail_tex
 def selection(**options):
     find = parse_find({"selector": {"n": {"$gt": 0}}} | options)
     return Selection(find, plan_query([], find.selector.normal, (), ()))
+
+
+def take(chosen, place, text):
+    find = chosen._find
+    return chosen.take(place, judged(find.selector.matches, find.paths, text))
 
 
 def tail(chosen, seconds=0.5):
@@ -32,34 +37,44 @@ def test_rows_of_a_piece():
 
 def test_documents_as_they_are_and_projected():
     text = b'{"_id":"a", "n":1.50}'
-    assert selection().take(Place([1], "a"), text) == text
-    assert selection(fields=["n", "x"]).take(Place([1], "a"), text) == b'{"n":1.5}'
+    assert take(selection(), Place([1], "a"), text) == text
+    assert take(selection(fields=["n", "x"]), Place([1], "a"), text) == b'{"n":1.5}'
 
 
 @pytest.mark.parametrize("text", [b"null", b'{"n":0}', b'{"n":', b"[]", b'{"n":' * 5000])
 def test_what_does_not_match_is_passed_over(text):
     chosen = selection()
-    assert chosen.take(Place(None, "a"), text) is None
+    assert take(chosen, Place(None, "a"), text) is None
     assert (chosen.examined, chosen.answered) == (1, 0)
     assert tail(chosen)["bookmark"] == "nil"
 
 
+@pytest.mark.parametrize("fields", [[], ["n"]])
+def test_a_helper_judges_as_this_process_does(fields):
+    find = parse_find({"selector": {"n": {"$gt": 0}}, "fields": fields})
+    for text in (b'{"n":1,"m":2}', b'{"n":0}', b"null"):
+        here = judged(find.selector.matches, find.paths, text)
+        there = judged_large(find.selector.normal, find.paths, text)
+        assert (text if there == b"" else there) == here
+
+
 def test_limits_skips_and_bookmarks():
     chosen = selection(skip=2, limit=2)
-    shown = [chosen.take(Place([n], str(n)), b'{"n":%d}' % n) for n in range(5)]
+    shown = [take(chosen, Place([n], str(n)), b'{"n":%d}' % n) for n in range(5)]
     assert shown == [None, None, None, b'{"n":3}', b'{"n":4}']
     assert chosen.is_full
     bookmark = tail(chosen)["bookmark"]
     assert bookmark == bookmark_of(Place([4], "4"))
     chosen = selection(bookmark=bookmark)
-    assert [chosen.take(Place([n], str(n)), b'{"n":%d}' % n) for n in (4, 5)] == [None, b'{"n":5}']
+    shown = [take(chosen, Place([n], str(n)), b'{"n":%d}' % n) for n in (4, 5)]
+    assert shown == [None, b'{"n":5}']
     assert tail(selection(bookmark=bookmark))["bookmark"] == bookmark
 
 
 def test_statistics_and_warnings():
     chosen = selection(execution_stats=True)
     for n in range(12):
-        chosen.take(Place(None, str(n)), b'{"n":%d}' % (n // 11))
+        take(chosen, Place(None, str(n)), b'{"n":%d}' % (n // 11))
     found = tail(chosen, 0.25)
     assert found["execution_stats"] == {
         "total_keys_examined": 0, "total_docs_examined": 12, "total_quorum_docs_examined": 0,

@@ -23,7 +23,8 @@ from typing import Any, Final, NamedTuple, TypeVar
 import msgspec
 from aiohttp import web
 
-from millstream.documents.json_text import JSON_DEPTH_MAX, check_values, parse
+from millstream.documents.json_text import check_values, parse
+from millstream.documents.large_texts import BulkTexts, Named, named
 from millstream.documents.reading import (
     PLAIN,
     Piece,
@@ -34,7 +35,7 @@ from millstream.documents.reading import (
     within,
 )
 from millstream.documents.revisions import checked_rev
-from millstream.documents.sent import checked_id
+from millstream.documents.sent import checked_id, parse_local
 from millstream.documents.stored import StoredDocument
 from millstream.documents.tree import Leaf
 from millstream.documents.updating import sent_path
@@ -55,14 +56,15 @@ from millstream.gateway.aio.documents.documents_out import (
     parts_of,
     send_attachment_pieces,
 )
-from millstream.gateway.aio.documents.local_pages import LOCAL_BYTES_MAX, parse_local
+from millstream.gateway.aio.documents.local_pages import LOCAL_BYTES_MAX
 from millstream.gateway.aio.documents.writing import Edit, Stored, write
 from millstream.gateway.aio.parsing import (
     QUICK_BODY_BYTES_MAX,
     beside,
+    interpreted,
     parsed,
     prepare,
-    shallow,
+    taken_apart,
     worked,
 )
 from millstream.gateway.aio.streaming import Turns, stream
@@ -71,16 +73,15 @@ from millstream.gateway.core.document_options import is_true, parse_revs
 from millstream.gateway.core.errors import body_of
 from millstream.gateway.core.multipart import end, missing_part
 from millstream.gateway.core.old_revisions import OldRevisions
+from millstream.runtime.long_calls import LONG_CALL_FAILED
 
 __all__ = [
-    "BULK_BYTES_MAX", "DEEP_BYTES_MAX", "READ_TOGETHER_MAX", "REVISIONS_ASKED_MAX",
+    "BULK_BYTES_MAX", "READ_TOGETHER_MAX", "REVISIONS_ASKED_MAX",
     "REVISIONS_OF_ONE_MAX", "REVISIONS_QUICK_MAX", "ROWS_ENCODED_MAX", "revs_by_id", "routes",
 ]  # fmt: skip
 
 BULK_BYTES_MAX: Final = 128 * 1024 * 1024
 """Body of a request with many documents."""
-DEEP_BYTES_MAX: Final = 16 * 1024 * 1024
-"""Body with many documents that is taken apart though some are deeper than a decoder goes."""
 REVISIONS_ASKED_MAX: Final = 100_000
 """Documents in one `_bulk_docs`, `_bulk_get`, `_revs_diff` or `_purge`."""
 READ_TOGETHER_MAX: Final = 500
@@ -91,16 +92,8 @@ REVISIONS_QUICK_MAX: Final = 128
 """Revisions of one document that are compared in the loop."""
 REVISIONS_OF_ONE_MAX: Final = 10_000
 """Revisions of one document in `_revs_diff` or `_purge`."""
-_DEPTH_KEPT: Final = JSON_DEPTH_MAX + 3
-"""Depth up to which a body with many documents is decoded. A document that is too deep stays too
-deep if the rest is left out."""
 _PATH: Final = "/"
 """Errors of documents are told as those of a database."""
-
-
-class _Bulk(msgspec.Struct):
-    docs: list[msgspec.Raw]
-    new_edits: bool = True
 
 
 class _Asked(NamedTuple):
@@ -118,10 +111,13 @@ class _Asked(NamedTuple):
         return None if self.error is not None and not self.id else self.id
 
 
-_bulk: Final = msgspec.json.Decoder(_Bulk).decode
 _revs: Final = msgspec.json.Decoder(dict[str, list[str]]).decode
 _Result = TypeVar("_Result")
 _LOCAL: Final = "_local/"
+_OF_THE_WHOLE: Final = (LONG_CALL_FAILED,)
+"""Errors of one document for which all are refused: replicators pass over what a row refuses."""
+_OF_A_CLIENTS_WHOLE: Final = (*_OF_THE_WHOLE, "illegal_docid", "doc_validation")
+"""The same where clients write."""
 
 
 # -- writing
@@ -130,7 +126,8 @@ _LOCAL: Final = "_local/"
 async def _bulk_docs(request: web.Request) -> web.Response:
     bucket = request.match_info[DATABASE]
     require(request, "write", bucket, instead="design")
-    texts, is_replicated = await _sent_texts(request)
+    texts, new_edits = await _sent_texts(request)
+    is_replicated = not new_edits or request.query.get("new_edits") == "false"
     edits, told = await _edits(request, bucket, texts, is_replicated)
     is_durable = request.query.get("batch") != "ok"
     done = await write(request, bucket, edits, is_durable=is_durable)
@@ -146,8 +143,8 @@ async def _bulk_docs(request: web.Request) -> web.Response:
             if not is_replicated:
                 said.append({"ok": True, "id": edit.doc_id, "rev": one.rev})
         else:
-            named = _Named(edit.doc_id, edit.sent.rev if is_replicated else None)
-            said.append(_refused(named, one))
+            name = Named(edit.doc_id, edit.sent.rev if is_replicated else None)
+            said.append(_refused(name, one))
     rows = list[bytes]()
     for begin in range(0, len(said), ROWS_ENCODED_MAX):
         await turns.give()
@@ -155,27 +152,13 @@ async def _bulk_docs(request: web.Request) -> web.Response:
     return raw_answer(b"[%b]\n" % b",".join(rows), status=201)
 
 
-async def _sent_texts(request: web.Request) -> tuple[list[msgspec.Raw], bool]:
-    """Return the texts of documents in a request, and whether they are a peer's revisions."""
+async def _sent_texts(request: web.Request) -> BulkTexts:
+    """Return the texts of documents in a request; whether they are clients' edits is in it."""
     if request.content_type != "application/json":
         raise UsageError("Content-Type must be application/json", code="bad_content_type")
-    data = await read_body(request, BULK_BYTES_MAX)
-    await _taken_apart(check_values, data)
-    try:
-        try:
-            said = await _taken_apart(_bulk, data)
-        except RecursionError:
-            if len(data) > DEEP_BYTES_MAX:
-                raise
-            said = await _taken_apart(_bulk, await shallow(data, _DEPTH_KEPT))
-    except msgspec.ValidationError as error:
-        raise UsageError(
-            "POST body must include `docs` parameter, a list of objects", code="bad_request"
-        ) from error
-    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
-        raise UsageError(f"the body is not JSON: {error}", code="bad_json") from error
-    _check_count(len(said.docs))
-    return said.docs, not said.new_edits or request.query.get("new_edits") == "false"
+    found = await taken_apart(await read_body(request, BULK_BYTES_MAX))
+    _check_count(len(found.texts))
+    return found
 
 
 async def _taken_apart(call: Callable[[bytes], _Result], data: bytes) -> _Result:
@@ -189,7 +172,7 @@ def _check_count(count: int) -> None:
 
 
 async def _edits(
-    request: web.Request, bucket: str, texts: Sequence[msgspec.Raw], is_replicated: bool
+    request: web.Request, bucket: str, texts: Sequence[bytes | msgspec.Raw], is_replicated: bool
 ) -> tuple[list[Edit], list[dict[str, Any] | None]]:
     """Return the changes, and for each text None, or what is said of it as it is none.
 
@@ -204,16 +187,17 @@ async def _edits(
     edits, told = list[Edit](), list[dict[str, Any] | None]()
     stays = list[tuple[int, str, bytes | None, int | None]]()
     turns = Turns()
-    for text in texts:
+    for raw in texts:
         await turns.give()
+        text = bytes(raw)
         sent, local_id, is_unnamed = None, None, False
         try:
-            if (local_id := _local_id(bytes(text))) is not None:
+            if (local_id := await _local_id(text)) is not None:
                 may.check(local_id)
-                stays.append((len(told), local_id, *_local(local_id, bytes(text))))
+                stays.append((len(told), local_id, *await _local(text)))
                 told.append({})
                 continue
-            sent = await parsed(bytes(text))
+            sent = await parsed(text)
             if sent.id is None and is_replicated:
                 raise UsageError("new_edits=false: a document needs _id", code="illegal_docid")
             doc_id = checked_id(sent.id) if sent.id is not None else secrets.token_hex(16)
@@ -230,14 +214,14 @@ async def _edits(
             is_bad_id = error.code == "illegal_docid"
             if is_unnamed:  # no peer sends that: who wrote it is to see it, as in CouchDB
                 raise
-            if not is_replicated and (is_bad_id or error.code == "doc_validation"):
+            if error.code in (_OF_THE_WHOLE if is_replicated else _OF_A_CLIENTS_WHOLE):
                 raise
             if is_bad_id:  # replicators go on after this one
                 error = AccessError(str(error), code="forbidden")
-            named = _named(bytes(text)) if sent is None else _Named(sent.id, sent.rev)
+            name = Named(sent.id, sent.rev) if sent else await interpreted(named, text)
             if not is_replicated:
-                named.rev = None  # as in CouchDB
-            told.append(_refused(named, error))
+                name.rev = None  # as in CouchDB
+            told.append(_refused(name, error))
             continue
         edits.append(Edit(doc_id, sent, kept, is_replicated))
         told.append(None)
@@ -245,40 +229,25 @@ async def _edits(
         try:
             number = await documents.write_local(bucket, local_id.removeprefix(_LOCAL), body, rev)
         except MillstreamError as error:
-            told[place] = _refused(_Named(local_id), error)
+            told[place] = _refused(Named(local_id), error)
         else:
             said = {"ok": True, "id": local_id, "rev": f"0-{number}"}
             told[place] = {} if is_replicated else said
     return edits, told
 
 
-class _Named(msgspec.Struct):
-    """How a document is named, as far as that can be read."""
-
-    id: Any = msgspec.field(name="_id", default=None)
-    rev: Any = msgspec.field(name="_rev", default=None)
-
-
-def _named(text: bytes) -> _Named:
-    """Return what names a document, also of one that is refused."""
-    try:
-        return msgspec.json.decode(text, type=_Named)
-    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
-        return _Named()  # `parsed` says why
-
-
-def _local_id(text: bytes) -> str | None:
+async def _local_id(text: bytes) -> str | None:
     """Return the id of a document that stays in its database; None: it is another one."""
     if b"_local" not in text:
         return None
-    named = _named(text).id
-    return named if isinstance(named, str) and named.startswith(_LOCAL) else None
+    doc_id = (await interpreted(named, text)).id
+    return doc_id if isinstance(doc_id, str) and doc_id.startswith(_LOCAL) else None
 
 
-def _local(local_id: str, text: bytes) -> tuple[bytes | None, int | None]:
+async def _local(text: bytes) -> tuple[bytes | None, int | None]:
     if len(text) > LOCAL_BYTES_MAX:
         raise UsageError(f"a local document has at most {LOCAL_BYTES_MAX} bytes", code="too_large")
-    return parse_local(text, local_id.removeprefix(_LOCAL))
+    return await interpreted(parse_local, text)
 
 
 class _Rights:
@@ -299,9 +268,9 @@ class _Rights:
             raise refusal
 
 
-def _refused(named: _Named, error: MillstreamError) -> dict[str, Any]:
+def _refused(name: Named, error: MillstreamError) -> dict[str, Any]:
     """Return the row of a document that is refused; who has no id that can be read has none."""
-    said = {name: value for name, value in (("id", named.id), ("rev", named.rev))
+    said = {member: value for member, value in (("id", name.id), ("rev", name.rev))
             if isinstance(value, str)}  # fmt: skip
     return said | body_of(error, _PATH)
 

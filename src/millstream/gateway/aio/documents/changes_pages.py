@@ -26,7 +26,6 @@ from typing import Any, Final
 import msgspec
 from aiohttp import web
 
-from millstream.documents.json_text import parse
 from millstream.documents.reading import Piece as TextPiece
 from millstream.documents.reading import Shown, pieces_of_text
 from millstream.documents.tokens import Vector
@@ -43,7 +42,7 @@ from millstream.gateway.aio.answers import (
 from millstream.gateway.aio.documents.documents_out import inline_pieces
 from millstream.gateway.aio.documents.writing import user_context
 from millstream.gateway.aio.parsing import beside, prepare, understood
-from millstream.gateway.aio.queries.selecting import worked_out
+from millstream.gateway.aio.queries.selecting import selected
 from millstream.gateway.aio.room import hold_copies
 from millstream.gateway.aio.streaming import (
     WHOLE_BYTES_MAX,
@@ -64,7 +63,7 @@ from millstream.gateway.core.changes_rows import ChangedDocument, Row, RowMaker
 from millstream.gateway.core.function_calls import seen_headers, seen_text
 from millstream.kv.core.revisions.changes_feed import Piece
 from millstream.replication.core.coverage import Record, record_to_json
-from millstream.views.core.mango.selectors import Selector, parse_selector
+from millstream.views.core.mango.selectors import parse_selector
 from millstream.wire.frames import seqno_of
 
 __all__ = ["routes", "stream_at_once", "with_heartbeats"]
@@ -397,8 +396,7 @@ def _filter_of(request: web.Request, bucket: str, asked: FilterAsked) -> Passes 
             found = []
             for text in texts:
                 await turns.give()
-                call = partial(_is_true, selector, text)
-                found.append(await worked_out(selector, len(text), call))
+                found.append(await selected(selector, (), text) is not None)
             return found
 
         return match
@@ -419,10 +417,6 @@ def _filter_of(request: web.Request, bucket: str, asked: FilterAsked) -> Passes 
 
         return ask
     return None
-
-
-def _is_true(selector: Selector, text: bytes) -> bool:
-    return selector.matches(parse(text))
 
 
 async def _body(request: web.Request) -> dict[str, Any]:

@@ -11,14 +11,12 @@ Source: CouchDB's `_local` documents.
 
 from __future__ import annotations
 
-import re
-from collections.abc import Mapping
-from typing import Any, Final
+from typing import Final
 from urllib.parse import unquote
 
 from aiohttp import web
 
-from millstream.documents.json_text import cut, parse
+from millstream.documents.sent import local_rev, parse_local
 from millstream.errors import ConditionError, UsageError
 from millstream.gateway.aio.answers import (
     DATABASE,
@@ -29,6 +27,7 @@ from millstream.gateway.aio.answers import (
     read_body,
     require,
 )
+from millstream.gateway.aio.parsing import interpreted
 from millstream.gateway.core.api.documents import LocalDocument
 from millstream.gateway.core.documents import document_text
 from millstream.gateway.core.listing import Listed, list_documents
@@ -39,37 +38,11 @@ from millstream.views.core.query.parameters import (
     url_options,
 )
 
-__all__ = ["LOCAL_BYTES_MAX", "local_text", "parse_local", "routes"]
+__all__ = ["LOCAL_BYTES_MAX", "local_text", "routes"]
 
 LOCAL_BYTES_MAX: Final = 8 * 1024 * 1024
 """Body of a request that stores one."""
 _LOCAL: Final = DATABASE_PATH + "/{local:_local(?:/|%2F)[^/]+}"
-_KNOWN: Final = frozenset({"_id", "_rev", "_deleted", "_attachments", "_revisions"})
-_REV: Final = re.compile(r"0-([0-9]{1,18})")
-
-
-def parse_local(data: bytes, doc_id: str) -> tuple[bytes | None, int | None]:
-    """Return (what is stored, revision that is replaced) of a text; None: it is deleted.
-
-    Raises:
-        UsageError: `bad_json`, `bad_request`, `doc_validation`.
-    """
-    parts = cut(data)
-    special: Mapping[str, Any] = {name: parse(raw) for name, raw in parts.special.items()}
-    for name in special:
-        if name not in _KNOWN:
-            raise UsageError(f"Bad special document member: {name}", code="doc_validation")
-    # `_attachments` are passed over, as CouchDB does.
-    return None if special.get("_deleted") is True else parts.body, _number(special.get("_rev"))
-
-
-def _number(rev: object) -> int | None:
-    if rev is None:
-        return None
-    match = _REV.fullmatch(rev) if isinstance(rev, str) else None
-    if match is None:
-        raise UsageError("Invalid rev format", code="bad_request")
-    return int(match[1])
 
 
 def local_text(found: LocalDocument) -> bytes:
@@ -100,9 +73,9 @@ async def _attachment(request: web.Request) -> web.Response:
 async def _put(request: web.Request) -> web.Response:
     bucket, doc_id = _of(request)
     require(request, "write", bucket)
-    body, rev = parse_local(await read_body(request, LOCAL_BYTES_MAX), doc_id)
+    body, rev = await interpreted(parse_local, await read_body(request, LOCAL_BYTES_MAX))
     if rev is None:
-        rev = _number(request.query.get("rev"))
+        rev = local_rev(request.query.get("rev"))
     number = await request.app[NODE_API].documents.write_local(bucket, doc_id, body, rev)
     return _written(doc_id, number, 201)
 
@@ -110,7 +83,7 @@ async def _put(request: web.Request) -> web.Response:
 async def _delete(request: web.Request) -> web.Response:
     bucket, doc_id = _of(request)
     require(request, "write", bucket)
-    rev = _number(request.query.get("rev"))
+    rev = local_rev(request.query.get("rev"))
     await request.app[NODE_API].documents.write_local(bucket, doc_id, None, rev)
     return _written(doc_id, 0, 200)
 

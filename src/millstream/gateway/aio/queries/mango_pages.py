@@ -3,7 +3,7 @@
 Invariants:
 1. Whoever asks needs the right `read`.
 2. The loop is given back after `TURN_DOCUMENTS` documents or `TURN_SECONDS`, also of those that
-   are looked at in vain; what may take long of one document runs in a thread (`selecting`).
+   are looked at in vain; what may take long of one document runs elsewhere (`selecting`).
 3. A wrong query is refused before anything is read; what fails later is cut off.
 
 Elsewhere: indexes (`mango_index_pages`), queries and which index serves (`views.core.mango`), the
@@ -16,7 +16,6 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncGenerator
 from contextlib import aclosing
-from functools import partial
 from typing import Any, Final
 
 from aiohttp import web
@@ -31,7 +30,7 @@ from millstream.gateway.aio.answers import (
 )
 from millstream.gateway.aio.parsing import understood
 from millstream.gateway.aio.queries.mango_index_pages import indexes_of_bucket
-from millstream.gateway.aio.queries.selecting import worked_out
+from millstream.gateway.aio.queries.selecting import selected
 from millstream.gateway.aio.streaming import Turns, WhileThere, stream
 from millstream.gateway.core.api.node import NodeApi
 from millstream.gateway.core.mango_answers import Selection, rows_in
@@ -89,9 +88,8 @@ async def _answered(
     before, turns = b'{"docs":[\r\n', Turns()
     async with aclosing(read(api, bucket, find, plan)) as rows:
         async for place, text in rows:
-            shown = await worked_out(
-                find.selector, len(text), partial(selection.take, place, text)
-            )
+            matched = await selected(find.selector, find.paths, text)
+            shown = selection.take(place, matched)
             if shown is not None:
                 yield before + shown
                 before = b",\r\n"
