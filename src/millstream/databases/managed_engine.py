@@ -174,7 +174,7 @@ class ManagedEngine:
         found: dict[str, HeldBucket] = {}
         with_replicas = {one.name for one in self._buckets.statuses() if one.index_replicas}
         for name, bucket in self._buckets.served.items():
-            known = self._buckets.adopted(name)
+            known = self._buckets.maps.adopted(name)
             if known is None:
                 continue
             adopted = known.adopted

@@ -139,7 +139,7 @@ class Router:
     @property
     def is_managed(self) -> bool:
         """Return whether a cluster manager gives the partitions of a failed node to others."""
-        return self.bucket.serves_by_rights
+        return self.bucket.is_managed
 
     @property
     def is_alone(self) -> bool:
