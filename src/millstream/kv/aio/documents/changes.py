@@ -41,16 +41,18 @@ from millstream.kv.core.revisions.changes_feed import (
 )
 from millstream.model.position import Position
 
-__all__ = ["ORDERED_BYTES_MAX", "ORDERED_CHANGES_MAX", "BucketChanges", "Changes"]
+__all__ = [
+    "ORDERED_BYTES_MAX", "ORDERED_CHANGES_MAX", "SUSPENDED_SECONDS_MAX", "SUSPENDED_WAIT_S",
+    "BucketChanges", "Changes",
+]  # fmt: skip
 
 ORDERED_CHANGES_MAX: Final = 2048
 """Seqnos that a reader may lack, in all partitions, to get them ordered by time."""
 ORDERED_BYTES_MAX: Final = 4 * 1024 * 1024
 SUSPENDED_WAIT_S: Final = 0.02
 SUSPENDED_SECONDS_MAX: Final = 10.0
-"""How long a partition may be about to change, for instance be moved, before the reader gets an
-error."""
-
+"""How long a partition may be about to change, for instance be moved, before the reader, or who
+changes documents, gets an error."""
 UNKNOWN_SECONDS_MAX: Final = 1.0
 """How long a request waits for copies to follow a partition that has just moved."""
 

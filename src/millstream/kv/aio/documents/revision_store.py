@@ -25,6 +25,7 @@ from typing import Final
 from millstream.documents.stored import Packed, StoredDocument, pack
 from millstream.documents.updating import LongDecision
 from millstream.errors import MillstreamError, UnavailableError
+from millstream.kv.aio.documents.changes import SUSPENDED_SECONDS_MAX, SUSPENDED_WAIT_S
 from millstream.kv.aio.majority import MajorityWait
 from millstream.kv.aio.reading_back import with_documents
 from millstream.kv.core.bucket import Bucket
@@ -186,12 +187,13 @@ class DocumentStore:
         """Change documents; return the result of each, in order."""
         done: list[Made | MillstreamError | None] = [None] * len(edits)
         loop = asyncio.get_running_loop()
+        end_s = loop.time() + SUSPENDED_SECONDS_MAX
         turn_end_s = loop.time() + TURN_SECONDS
         for key, numbers in _by_key(edits).items():
             refusal = await self._refusal(key) if is_durable else None
             for number, made in zip(
                 numbers,
-                await self._update_one(key, [edits[at][1] for at in numbers], revs_limit)
+                await self._update_one(key, [edits[at][1] for at in numbers], revs_limit, end_s)
                 if refusal is None
                 else [refusal] * len(numbers),
                 strict=True,
@@ -217,9 +219,11 @@ class DocumentStore:
         return None
 
     async def _update_one(
-        self, key: bytes, decides: Sequence[Decide], revs_limit: int
+        self, key: bytes, decides: Sequence[Decide], revs_limit: int, end_s: float
     ) -> list[Made | MillstreamError]:
         """Change one document, perhaps several times; it is stored once per turn.
+
+        `end_s`: until then it waits while the partition is about to change its state.
 
         Where changes do not fit together, half of them are tried, and so on; after each success
         and each single refusal twice as many.
@@ -231,6 +235,8 @@ class DocumentStore:
             some = decides[len(seqnos) : len(seqnos) + width]
             steps = _Steps(some, now)
             made = await self._made_of(key, steps, revs_limit)
+            while await self._is_to_be_repeated(key, made, end_s):
+                made = await self._made_of(key, steps, revs_limit)
             width = 2 * len(some)
             if isinstance(made, Made):
                 seqnos += steps.seqnos(made.seqno)
@@ -250,6 +256,19 @@ class DocumentStore:
             else:
                 done.append(one)
         return done
+
+    async def _is_to_be_repeated(
+        self, key: bytes, made: Made | MillstreamError, end_s: float
+    ) -> bool:
+        """Return whether a partition refused because it is about to change; after a pause."""
+        if isinstance(made, Made) or made.code != "temporarily_unavailable":
+            return False
+        if not self._bucket.partition_for(key).is_suspended:
+            return False
+        if asyncio.get_running_loop().time() >= end_s:
+            return False
+        await asyncio.sleep(SUSPENDED_WAIT_S)
+        return True
 
     async def _made_of(self, key: bytes, steps: _Steps, revs_limit: int) -> Made | MillstreamError:
         made = await self._made_beside(key, steps, revs_limit)
@@ -285,11 +304,16 @@ class DocumentStore:
         """Write decisions of another node; return the result of each, seqno 0: it has changed."""
         done: list[Made | MillstreamError] = []
         loop = asyncio.get_running_loop()
+        end_s = loop.time() + SUSPENDED_SECONDS_MAX
         turn_end_s = loop.time() + TURN_SECONDS
         for change in changes:
             refusal = await self._refusal(change[0]) if is_durable else None
             if refusal is None:
-                done.append(await self._made(partial(self._documents.replace, *change)))
+                step = partial(self._documents.replace, *change)
+                made = await self._made(step)
+                while await self._is_to_be_repeated(change[0], made, end_s):
+                    made = await self._made(step)
+                done.append(made)
             else:
                 done.append(refusal)
             if loop.time() > turn_end_s:

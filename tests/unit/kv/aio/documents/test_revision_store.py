@@ -219,3 +219,30 @@ async def test_what_a_peer_sends_again_is_acknowledged_once_what_is_there_lasts(
     assert isinstance(again, Made)
     assert again.seqno == 0, "nothing was changed"
     await engine.stop()
+
+
+async def test_changes_wait_while_a_partition_is_about_to_change(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    engine = await opened(tmp_path)
+    packed = pack(put()(None))  # type: ignore[arg-type]
+    for partition in engine.bucket.partitions:
+        partition.is_suspended = True
+    changing = asyncio.gather(
+        engine.documents.update([(b"a", put())], LIMIT, is_durable=True),
+        engine.documents.replace([(b"b", None, packed)], is_durable=True),
+    )
+    await asyncio.wait([changing], timeout=0.05)
+    assert not changing.done()
+    for partition in engine.bucket.partitions:
+        partition.is_suspended = False
+    assert [isinstance(made, Made) for [made] in await changing] == [True, True]
+    for partition in engine.bucket.partitions:
+        partition.is_suspended = True
+    monkeypatch.setattr(revised, "SUSPENDED_SECONDS_MAX", 0.0)
+    [refused] = await engine.documents.update([(b"c", put())], LIMIT, is_durable=True)
+    [other] = await engine.documents.replace([(b"d", None, packed)], is_durable=True)
+    for one in (refused, other):
+        assert isinstance(one, UnavailableError)
+        assert one.code == "temporarily_unavailable"
+    await engine.stop()
