@@ -165,6 +165,24 @@ class ManagedNodes:
         until(is_so, lambda: {"status": self.status(asked), **self.logs()})
         self.until_whole(asked)
 
+    def go_through_changes(self, writer: Writer, *, writes: int) -> None:
+        """Let n2 fail over and come back, and n4 join; documents are written all the time."""
+
+        def until_written() -> None:
+            before = writer.count
+            until(lambda: writer.count > before + writes, lambda: (writer.errors, self.logs()))
+
+        self.nodes["n2"].kill()
+        self.until_served(["n1", "n3"])
+        until_written()
+        self.nodes["n2"].start()
+        self.until_whole("n1")
+        self.join("n4", "n1")
+        self.command("n1", "rebalance", "--wait")
+        self.until_whole("n1")
+        assert any("n4" in at for at in self.actives().values())
+        until_written()
+
     @contextlib.contextmanager
     def stopped(self, name: str) -> Iterator[None]:
         """Let all processes of a node stand still."""
