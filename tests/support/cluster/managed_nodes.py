@@ -8,16 +8,14 @@ Invariants:
 
 from __future__ import annotations
 
-import contextlib
 import json
 import os
-import signal
 import subprocess
 import sys
 import threading
 import time
 import urllib.request
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any, Self
 
 from millstream import connect
@@ -182,18 +180,6 @@ class ManagedNodes:
         self.until_whole("n1")
         assert any("n4" in at for at in self.actives().values())
         until_written()
-
-    @contextlib.contextmanager
-    def stopped(self, name: str) -> Iterator[None]:
-        """Let all processes of a node stand still."""
-        pids = self.nodes[name].pids()
-        for pid in pids:
-            os.kill(pid, signal.SIGSTOP)
-        try:
-            yield
-        finally:
-            for pid in pids:
-                os.kill(pid, signal.SIGCONT)
 
     def logs(self) -> dict[str, str]:
         """Return the ends of the nodes' logs."""
