@@ -64,17 +64,9 @@ class World:
         elif dice < 0.80:
             self.disconnect()
         elif dice < 0.90:
-            partition.purge(rng.randint(0, self.purge_limit(partition)))
+            partition.purge(rng.randint(0, self.line.purge_limit(partition)))
         else:
             partition.fail_over(rng.randint(partition.purge_seqno, partition.high_seqno))
-
-    def purge_limit(self, partition: FakePartition) -> int:
-        """Never past what an open stream or hold has still to read."""
-        limits = [partition.high_seqno, *partition.holds.values()]
-        if self.line.consumer is not None:
-            stream = self.line.producer._streams.get(partition.partition_id)
-            limits += [stream.sent] if stream else []
-        return min(limits)
 
     def run(self) -> None:
         rng = self.rng

@@ -2,10 +2,7 @@
 
 from __future__ import annotations
 
-import os
-import signal
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from struct import Struct
 
 from millstream.model.position import Position
@@ -27,18 +24,6 @@ def started(make_node: Callable[..., NodeProcess]) -> Nodes:
     give_map(nodes, "shared", ROWS)
     activate_first(nodes, "shared", ROWS)
     return nodes
-
-
-@contextmanager
-def standing_still(node: NodeProcess) -> Iterator[None]:
-    pids = node.pids()
-    for pid in pids:
-        os.kill(pid, signal.SIGSTOP)
-    try:
-        yield
-    finally:
-        for pid in pids:
-            os.kill(pid, signal.SIGCONT)
 
 
 def ends(client: RawClient) -> tuple[int, int, int]:
@@ -76,7 +61,7 @@ def test_a_reader_of_durable_changes_waits_for_the_disk_of_the_other_copy(
         until(lambda: ends(client) == (1, 1, 1))
         with durable_reader(nodes["a"]) as reader:
             assert next_change(reader).key == b"first"
-            with standing_still(nodes["b"]):
+            with nodes["b"].standing_still():
                 put(client, b"second")
                 until(lambda: ends(client)[1] == 2)
                 assert ends(client) == (2, 2, 1), "one of two copies is no majority"

@@ -68,7 +68,7 @@ def test_random_faults_lose_no_acknowledged_write_and_no_row(make_node: Make) ->
                 nodes.until_served([one for one in nodes.nodes if one != name])
                 nodes.nodes[name].start()
             else:
-                with nodes.stopped(name):
+                with nodes.nodes[name].standing_still():
                     nodes.until_served([one for one in nodes.nodes if one != name])
             nodes.until_all_in()
             nodes.command(nodes.running()[0], "failover", "--reset")

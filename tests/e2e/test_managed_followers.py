@@ -38,18 +38,7 @@ def test_readers_consumers_and_tail_outlive_a_fail_over_and_a_rebalance(
             for follower in followers:
                 stack.enter_context(follower)
             until(lambda: all(len(one.state()) > 20 for one in followers), nodes.logs)
-            nodes.nodes["n2"].kill()
-            nodes.until_served(["n1", "n3"])
-            before = writer.count
-            until(lambda: writer.count > before + 20, lambda: (writer.errors, nodes.logs()))
-            nodes.nodes["n2"].start()
-            nodes.until_whole("n1")
-            nodes.join("n4", "n1")
-            nodes.command("n1", "rebalance", "--wait")
-            nodes.until_whole("n1")
-            assert any("n4" in at for at in nodes.actives().values())
-            before = writer.count
-            until(lambda: writer.count > before + 20, lambda: (writer.errors, nodes.logs()))
+            nodes.go_through_changes(writer, writes=20)
         writer.check(nodes)
         expected = truth(nodes, sorted(writer.tried))
         for follower in followers:

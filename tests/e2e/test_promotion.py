@@ -6,8 +6,6 @@ import asyncio
 import contextlib
 import itertools
 import json
-import os
-import signal
 import sqlite3
 import ssl
 import subprocess
@@ -410,12 +408,8 @@ def test_promotions_with_users_and_encryption(
     assert nodes.ends("a", "--to", "b", "--partition", "0") == [("handed_over", "b")]
     assert nodes.ends("b", "--to", "a") == [("handed_over", "a")] * 2
 
-    hanging = nodes.nodes["a"].pids()
-    for pid in hanging:
-        os.kill(pid, signal.SIGSTOP)
-    shown = nodes.promote("b").stdout.decode()
-    for pid in hanging:
-        os.kill(pid, signal.SIGCONT)
+    with nodes.nodes["a"].standing_still():
+        shown = nodes.promote("b").stdout.decode()
     assert "promoted" in shown
     assert "! a took no part: " in shown
     assert nodes.ends("a") == [("served", "b")] * 2

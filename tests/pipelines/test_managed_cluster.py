@@ -71,16 +71,7 @@ def test_a_query_needs_no_restart_through_a_fail_over_and_a_rebalance(
         followed = Followed(spark, seeds, tmp_path)
         try:
             until(lambda: len(followed.state()) > 50, nodes.logs, FOLLOWED_S)
-            nodes.nodes["n2"].kill()
-            nodes.until_served(["n1", "n3"])
-            before = writer.count
-            until(lambda: writer.count > before + 50, lambda: (writer.errors, nodes.logs()))
-            nodes.nodes["n2"].start()
-            nodes.until_whole("n1")
-            nodes.join("n4", "n1")
-            nodes.command("n1", "rebalance", "--wait")
-            nodes.until_whole("n1")
-            assert any("n4" in at for at in nodes.actives().values())
+            nodes.go_through_changes(writer, writes=50)
             writer.__exit__()
             writer.check(nodes)
             expected = truth(nodes, sorted(writer.tried))

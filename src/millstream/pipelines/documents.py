@@ -1,4 +1,4 @@
-"""A few lines from a bucket to something derived from its documents, rollbacks included.
+"""A few lines from a bucket to a table derived from its documents, rollbacks included.
 
     flights = changes(spark, "carrier string, dep_delay int", bucket="flights")
     late = flights.filter("dep_delay > 15").join(airlines, "carrier")
@@ -7,15 +7,15 @@
     query = mean.to(BucketTarget({"bucket": "means"}), "/data/means.checkpoint")
 
 Invariants:
-1. A target holds what the steps make of the bucket's newest documents as of the end of a batch,
-   and nothing else, except documents overwritten later, which come in a later batch: it is exact
-   where a snapshot ends. A document that is deleted, or that a filter no longer lets pass, goes
-   from it; after a rollback it holds what the documents are then. Where a function's frame is
-   joined on, its rows count as they were when the document was read.
-2. Groups are computed from documents that a table holds, never from change rows.
-3. What cannot work is refused where it is said, before a query is started.
+1. After a batch a target has exactly the results of the steps for the newest documents of the
+   bucket. Documents that are overwritten during the batch come in a later one, so the target is
+   exact at the end of a snapshot. A document that is deleted, or that a filter no longer accepts,
+   is removed. After a rollback the target has the documents of that state. If the frame of a
+   function is joined, its rows count as they were when the document was read.
+2. Groups are computed from documents in a table, never from change rows.
+3. Impossible steps are refused before a query starts.
 
-Elsewhere: how it is computed (`pipelines.document_frames`), what a target is given
+Elsewhere: how it is computed (`pipelines.document_frames`), what a target gets
 (`sinks.transforming`, `sinks.grouping`), rollbacks (`sinks.repairing`).
 """
 

@@ -9,13 +9,13 @@ state alone (`namespace_plants`), of which some are here, too.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
-from contextlib import AbstractContextManager
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, ExitStack, contextmanager
 from typing import Any, Final
 from unittest import mock
 
 from millstream.coordination.core.namespace import audience
-from millstream.coordination.core.namespace.audience import Audience
+from millstream.coordination.core.namespace.audience import Audience, Subscription
 from millstream.coordination.core.namespace.commands import subscriptions as subscribing
 from millstream.coordination.core.namespace.commands import tree
 from millstream.coordination.core.namespace.state import marks
@@ -35,6 +35,7 @@ from millstream.vsr.core.effects import Code
 from millstream.vsr.core.replica.execution import Execution
 from millstream.vsr.core.replica.reads import Reads
 from millstream.vsr.core.values import OK
+from millstream.vsr.core.versions import Version
 from simulators.namespace_plants import PLANTS as OF_STATES
 
 __all__ = ["CONDITIONS", "MISTAKES", "Patch", "instead"]
@@ -68,6 +69,7 @@ _ALLOW, _GUARD = Permissions.allow, Permissions.guard
 _HEAR, _FROM = Marks.hear, subscribing._from
 _WAIT, _HOLD, _CLAIM = Synchronisation.wait, Synchronisation.hold, Synchronisation.claim
 _NUMBERED, _KEPT, _UPDATES = tree._numbered, Marks.kept, marks.updates_of
+_TELL, _REMARK = Audience._tell, audience.remark
 
 
 def _numbers_again(job: Any, parent: int, name: bytes) -> bytes:
@@ -131,6 +133,33 @@ def _items_are_there(sync: Any, run: Any, name: bytes) -> bytes:
     if sync.waits.there(name).mode is Mode.ITEM:
         return bytes(sync.waits.finish(run, name, lambda _asked: OK))
     return bytes(_CLAIM(sync, run, name))
+
+
+def _last_kept_again(marks: Marks, place: Any, after_lsn: int) -> Any:
+    return _KEPT(marks, place, max(after_lsn - 1, 0))
+
+
+def _little_room(where: Any, name: str, mistake: Callable[..., Any]) -> Patch:
+    """Return the patch, with queues of subscribers so short that they are often full."""
+
+    @contextmanager
+    def made() -> Iterator[None]:
+        with ExitStack() as stack:
+            stack.enter_context(mock.patch.object(audience, "QUEUED_MAX", 8))
+            stack.enter_context(mock.patch.object(audience, "PROGRESS_MS", 300.0))
+            stack.enter_context(mock.patch.object(where, name, mistake))
+            yield
+
+    return made
+
+
+def _lost_in_silence(subscription: Subscription, payloads: Sequence[bytes]) -> bool:
+    _TELL(subscription, payloads)
+    return True
+
+
+def _one_too_many(op: str, lsn: int, version: Version | None = None) -> bytes:
+    return _REMARK(op, lsn + 5 if op == "overrun" else lsn, version)
 
 
 def _hears_anew(marks: Marks, session: int, name: bytes, lsn: int) -> None:
@@ -275,6 +304,22 @@ MISTAKES: Final[Mapping[str, tuple[str, Patch, tuple[str, ...], tuple[str, ...]]
     "ns_resume": (
         "A resumed subscription misses one message.", instead(Marks, "kept", _first_kept_is_lost),
         TOLD, LEADERS,
+    ),
+    "ns_told_again": (
+        "A resumed subscription gets its last update again.",
+        instead(Marks, "kept", _last_kept_again), (*TOLD, "are kept, and called lost"), LEADERS,
+    ),
+    "ns_no_room": (
+        "Updates that do not fit into the queue of a subscriber are left out.",
+        _little_room(Audience, "_tell", staticmethod(_lost_in_silence)), TOLD, LEADERS,
+    ),
+    "ns_overrun": (
+        "The message of an overrun has too high an LSN.",
+        _little_room(audience, "remark", _one_too_many), TOLD, LEADERS,
+    ),
+    "ns_start": (
+        "The first message of a subscription has an old LSN.",
+        _little_room(Audience, "reach", _nothing), TOLD, LEADERS,
     ),
     "ns_keeps_anew": (
         "A repeated request for a durable subscription moves its position.",

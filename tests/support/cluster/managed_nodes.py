@@ -8,16 +8,14 @@ Invariants:
 
 from __future__ import annotations
 
-import contextlib
 import json
 import os
-import signal
 import subprocess
 import sys
 import threading
 import time
 import urllib.request
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any, Self
 
 from millstream import connect
@@ -165,17 +163,23 @@ class ManagedNodes:
         until(is_so, lambda: {"status": self.status(asked), **self.logs()})
         self.until_whole(asked)
 
-    @contextlib.contextmanager
-    def stopped(self, name: str) -> Iterator[None]:
-        """Let all processes of a node stand still."""
-        pids = self.nodes[name].pids()
-        for pid in pids:
-            os.kill(pid, signal.SIGSTOP)
-        try:
-            yield
-        finally:
-            for pid in pids:
-                os.kill(pid, signal.SIGCONT)
+    def go_through_changes(self, writer: Writer, *, writes: int) -> None:
+        """Let n2 fail over and come back, and n4 join; documents are written all the time."""
+
+        def until_written() -> None:
+            before = writer.count
+            until(lambda: writer.count > before + writes, lambda: (writer.errors, self.logs()))
+
+        self.nodes["n2"].kill()
+        self.until_served(["n1", "n3"])
+        until_written()
+        self.nodes["n2"].start()
+        self.until_whole("n1")
+        self.join("n4", "n1")
+        self.command("n1", "rebalance", "--wait")
+        self.until_whole("n1")
+        assert any("n4" in at for at in self.actives().values())
+        until_written()
 
     def logs(self) -> dict[str, str]:
         """Return the ends of the nodes' logs."""

@@ -9,16 +9,12 @@ from __future__ import annotations
 import contextlib
 import json
 import re
-import socket
 from collections.abc import Iterator, Mapping
-from typing import Any, NamedTuple, Self
+from typing import Any, NamedTuple
 
-TIMEOUT_S = 60.0
+from support.raw_socket import Closed, RawSocket
+
 _STATUS = re.compile(rb"HTTP/1\.[01] ([0-9]{3})[^\r\n]*\r\n")
-
-
-class Closed(Exception):
-    """The server closed the connection."""
 
 
 class Answer(NamedTuple):
@@ -35,58 +31,8 @@ class Answer(NamedTuple):
         return json.loads(self.body)
 
 
-class RawHttp:
-    """One connection.
-
-    Args:
-        address: host and port.
-        timeout_s: the longest wait for anything.
-        receive_bytes: size of the socket's buffer for what comes; None: what the system says.
-    """
-
-    def __init__(
-        self,
-        address: tuple[str, int],
-        timeout_s: float = TIMEOUT_S,
-        receive_bytes: int | None = None,
-    ) -> None:
-        self._socket = socket.socket(socket.AF_INET)
-        if receive_bytes is not None:
-            self._socket.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, receive_bytes)
-        self._socket.settimeout(timeout_s)
-        self._socket.connect(address)
-        self._socket.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-        self._rest = b""
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.close()
-
-    def close(self) -> None:
-        """Close; twice is harmless."""
-        self._socket.close()
-
-    def set_timeout(self, seconds: float) -> None:
-        """Change the longest wait."""
-        self._socket.settimeout(seconds)
-
-    def close_sending(self) -> None:
-        """Say that nothing more comes from here; answers can still be read."""
-        with contextlib.suppress(OSError):
-            self._socket.shutdown(socket.SHUT_WR)
-
-    def send(self, data: bytes) -> None:
-        """Send bytes as they are.
-
-        Raises:
-            Closed: the server does not listen any more.
-        """
-        try:
-            self._socket.sendall(data)
-        except (BrokenPipeError, ConnectionResetError) as error:
-            raise Closed from error
+class RawHttp(RawSocket):
+    """One connection; `receive_bytes`: size of the socket's buffer for received data."""
 
     def send_some(self, data: bytes) -> int:
         """Send what the server takes at once; return how many bytes.

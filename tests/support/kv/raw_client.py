@@ -4,33 +4,24 @@ It shares only the packet layout with the product, so that a fault in the produc
 cannot hide one in the server.
 """
 
-import contextlib
-import socket
 from struct import Struct
-from typing import Self
 
 from millstream.wire.mcbp import HEADER, HEADER_BYTES, Opcode, Packet, cut_packets, request
+from support.raw_socket import Closed, RawSocket
 
 BODY_BYTES_MAX = 64 * 1024 * 1024
 FEATURES = (0x03, 0x04, 0x07, 0x08, 0x0B, 0x10, 0x11)
 EXTENSIONS = 0xFF00
 DURABLE = Struct(">BBH")
-TIMEOUT_S = 60.0
 
 
-class Closed(Exception):
-    """The server closed the connection."""
-
-
-class RawClient:
+class RawClient(RawSocket):
     """One connection. `bucket` selects one after HELLO; without it nothing is sent."""
 
     def __init__(
         self, address: tuple[str, int], bucket: str | None = None, *, extended: bool = False
     ) -> None:
-        self._socket = socket.create_connection(address, TIMEOUT_S)
-        self._socket.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-        self._rest = b""
+        super().__init__(address)
         self._packets: list[Packet] = []
         if bucket is not None:
             try:
@@ -43,36 +34,6 @@ class RawClient:
         codes = b"".join(code.to_bytes(2, "big") for code in features)
         assert self.ask(Opcode.HELLO, key=b"raw", value=codes).status == 0
         assert self.ask(Opcode.SELECT_BUCKET, key=bucket.encode()).status == 0
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.close()
-
-    def close(self) -> None:
-        """Close; twice is harmless."""
-        self._socket.close()
-
-    def close_sending(self) -> None:
-        """Say that nothing more comes from here; replies can still be read."""
-        with contextlib.suppress(OSError):
-            self._socket.shutdown(socket.SHUT_WR)
-
-    def set_timeout(self, seconds: float) -> None:
-        """Change the longest wait."""
-        self._socket.settimeout(seconds)
-
-    def send(self, data: bytes) -> None:
-        """Send bytes as they are.
-
-        Raises:
-            Closed: the server does not listen any more.
-        """
-        try:
-            self._socket.sendall(data)
-        except (BrokenPipeError, ConnectionResetError) as error:
-            raise Closed from error
 
     def receive_bytes(self) -> bytes:
         """Return what comes next, as it comes.

@@ -18,6 +18,7 @@ import socket
 import subprocess
 import sys
 import time
+from collections.abc import Iterator
 from itertools import count
 from pathlib import Path
 from typing import Any, Self
@@ -169,6 +170,18 @@ class NodeProcess:
                 with contextlib.suppress(OSError):  # it has just ended
                     found += [int(word) for word in path.read_text().split()]
         return found
+
+    @contextlib.contextmanager
+    def standing_still(self) -> Iterator[None]:
+        """Let all its processes stand still."""
+        pids = self.pids()
+        for pid in pids:
+            os.kill(pid, signal.SIGSTOP)
+        try:
+            yield
+        finally:
+            for pid in pids:
+                os.kill(pid, signal.SIGCONT)
 
     def resident_bytes(self) -> int:
         """Return the resident memory of the whole family."""

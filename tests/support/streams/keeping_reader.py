@@ -235,20 +235,13 @@ class World:
             line.disconnect()
             line.start()
         elif dice < 0.84:
-            partition.purge(rng.randint(0, self.purge_limit(partition)))
+            partition.purge(rng.randint(0, self.line.purge_limit(partition)))
         elif dice < 0.94:
             self.fail_over(partition)
         elif dice < 0.98:
             self.switch(partition)
         else:
             self.empty(partition)
-
-    def purge_limit(self, partition: FakePartition) -> int:
-        limits = [partition.high_seqno, *partition.holds.values()]
-        if self.line.consumer is not None:
-            stream = self.line.producer._streams.get(partition.partition_id)
-            limits += [stream.sent] if stream else []
-        return min(limits)
 
     def run(self) -> None:
         rng, line = self.rng, self.line

@@ -36,6 +36,7 @@ from millstream.upr.core.source import BucketSource, PartitionSource
 from millstream.upr.core.stream import LogRead
 from millstream.wire.frames import change_of
 from millstream.wire.mcbp import Opcode, OpenFlag, Packet, Status, cut_packets, response
+from support.streams.fake_source import FakePartition
 
 POSITIONS = Struct(">HB5x8Q")
 Truth = Callable[[int, int, int], dict[bytes, bytes]]
@@ -148,6 +149,14 @@ class Line:
             return response(packet.opcode, Status.SUCCESS, packet.opaque, value=value)
         self.producer.on_packet(packet)
         return self.producer.take_replies()
+
+    def purge_limit(self, partition: FakePartition) -> int:
+        """Return up to where may be purged: what a stream or a hold has still to read stays."""
+        limits = [partition.high_seqno, *partition.holds.values()]
+        if self.consumer is not None:
+            stream = self.producer._streams.get(partition.partition_id)
+            limits += [stream.sent] if stream else []
+        return min(limits)
 
     def exchange(self) -> bool:
         """Move some bytes both ways; return whether anything moved."""

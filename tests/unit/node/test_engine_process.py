@@ -11,23 +11,12 @@ COMMAND = [sys.executable, "-m", "millstream.node.engine_process"]
 
 
 @pytest.fixture
-def start():
-    started = []
-
+def start(launch):
     def run(settings, supervisor_pid=None):
-        process = subprocess.Popen(
-            COMMAND, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE
-        )
-        started.append(process)
         order = {"supervisor_pid": supervisor_pid or os.getpid(), "settings": settings}
-        process.stdin.write(msgspec.json.encode(order) + b"\n")
-        process.stdin.flush()
-        return process
+        return launch(COMMAND, msgspec.json.encode(order) + b"\n")
 
-    yield run
-    for process in started:
-        process.kill()
-        process.communicate()
+    return run
 
 
 def test_it_tells_its_addresses_and_stops(start, make_settings):

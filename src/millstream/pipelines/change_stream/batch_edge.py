@@ -1,14 +1,14 @@
-"""Ends a streaming query at the edge of a batch: what every `foreachBatch` of a pipeline shares.
+"""Ends a streaming query at the edge of a batch; shared by all `foreachBatch` pipelines.
 
     gate = BatchGate(apply, lambda: self.is_stopping)
     query = changes.writeStream.foreachBatch(gate.take).start()
     gate.wait(query)
 
 Invariants:
-1. A query that is asked to stop ends when the batch in work is done, and does no other: no batch
-   is cut off half way unless it takes longer than `STOP_WAIT_S`.
-2. What made a batch fail is what the caller is told, not Spark's wrapping of it; also where a
-   stop was waiting for that batch.
+1. After a stop request the current batch is finished and no other begins. A batch is interrupted
+   only if it takes longer than `STOP_WAIT_S`.
+2. The caller gets the error that made a batch fail, not Spark's wrapping of it, also if a stop was
+   waiting for that batch.
 
 Elsewhere: what is done with a batch (`lake.table_query`, `index.on_spark`).
 """

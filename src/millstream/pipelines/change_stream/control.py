@@ -1,13 +1,13 @@
-"""The planner's line to a node: positions, histories and leases over one kv connection.
+"""The planner's connection to nodes: positions, histories and leases over kv.
 
 Invariants:
-1. The first connection of a query fails at once, with the reason. Later ones, and questions, are
-   tried again for `RECONNECT_S`, so that a query outlives the restart of a node; executors and
-   sinks use the same functions. An error that was waited for says so, and is not waited for twice.
-2. Partitions that are moving between nodes are waited for, for as long, and asked for where they
-   are by then. So is what a new history knows to be durable, which may be nothing at first.
-3. What the newest offset relies on is renewed while the query lives, however long a batch takes,
-   by a thread with connections of its own; a node that is away costs the others no lease.
+1. The first connection of a query fails at once, with the reason. Later connections and questions
+   are repeated for `RECONNECT_S`, so a query survives the restart of a node. Executors and sinks
+   use the same functions. An error after such a wait says so, and is not waited for again.
+2. Partitions that move between nodes are waited for as long, and asked for at their new node. So
+   is the durability of a new history, which may be unknown at first.
+3. A thread with its own connections renews the leases of the newest offset while the query lives,
+   however long a batch takes. An unreachable node does not delay the leases at other nodes.
 
 Elsewhere: the rules (`planner`), the executors' connections (`reading`).
 """

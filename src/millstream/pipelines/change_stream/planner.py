@@ -2,21 +2,21 @@
 
 Invariants:
 1. Every batch of a snapshot is read as of the snapshot's end, under a lease whose id is in the
-   offset. De-duplication makes a range read without it lose keys.
-2. The offset that reaches `snap_end` is not yet complete. Only a later call that finds its lease
-   still held and its branch still the newest goes on from there; any other goes back to
-   `snap_start`: rows repeat, none is missed.
-3. Positions are judged by the one rollback rule, in their closed form; an answer R is judged
-   again, since R may lie below the purge point.
-4. `uuid` of an entry is that of the newest failover entry below `snap_end`; whether a history is
-   still the newest is told by `branch`.
-5. Unless the consumer repairs, a history that lost rows this query may have delivered is an
-   error that names partition and seqno. It is never passed over. So that an offset tells what was
-   delivered, a partition that goes back is read again up to there in one batch, limit or not.
-6. A query of durable changes alone ends its snapshots at the newest mark of the log that nothing
-   takes away, and goes on when there is a later one. Positions are judged by the high seqno.
-   A new history may know less to be durable than the one before (nothing, until its copies
-   acknowledge): a partition that goes back waits until it can be read again as far as it was.
+   offset. Without the lease, de-duplication would lose keys of the range.
+2. The offset that reaches `snap_end` is not complete yet. The next call continues from there only
+   if the lease is still held and the branch is still the newest. Otherwise it returns to
+   `snap_start`: rows repeat, and none is missed.
+3. The one rollback rule judges positions, in their closed form. An answer R is judged again,
+   because R may be below the purge point.
+4. `uuid` of an entry is that of the newest failover entry below `snap_end`. `branch` says whether
+   a history is still the newest.
+5. If a history lost rows that this query may have delivered, that is an error with partition and
+   seqno, unless the consumer repairs itself. It is never ignored. So that an offset tells what was
+   delivered, a partition that goes back is read up to there in one batch, whatever the limit.
+6. A query of durable changes ends its snapshots at the newest durable mark of the log, and
+   continues when there is a later one. Positions are judged by the high seqno. A new history may
+   know less to be durable than the one before (nothing, until its copies acknowledge). Then a
+   partition that goes back waits until it can be read again as far as before.
 7. With "available now" each partition has a leased goal, taken at the start, and is done when it
    is closed there.
 

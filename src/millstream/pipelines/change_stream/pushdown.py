@@ -1,14 +1,14 @@
-"""What a batch read does itself of Spark's filters, with the option `pushdown`.
+"""The filters of Spark that a batch read applies itself, with the option `pushdown`.
 
 Invariants:
-1. A filter that is taken is applied to every row here, exactly: Spark does not look again. What
-   it spares besides (partitions that are not read, seqnos that are not sent) never decides.
-2. Taken are: `partition` = and in; `seqno` =, <, <=, >, >=; `key` = and in, and how it begins; and
-   that columns which are never null are not null. All others are Spark's.
+1. An accepted filter is applied to every row here, exactly, because Spark does not check again.
+   Partitions and seqnos that are not read are only savings.
+2. Accepted are: `partition` = and in; `seqno` =, <, <=, >, >=; `key` = and in, and its beginning;
+   and "is not null" of columns that are never null. All others are left to Spark.
 
-Spark 4.3 keeps what a filter was planned to read with the loaded DataFrame, and uses it for every
-later query of it that pushes nothing, a self-join included: rows are missing then, without a word.
-So the option is off unless asked for, and who asks loads a DataFrame for each query.
+Spark 4.3 keeps the filters of the first query with the loaded DataFrame, and uses them for every
+later query of it that pushes no filter, including self-joins: then rows are missing without an
+error. So the option is off by default, and its users load a DataFrame for each query.
 
 Elsewhere: Spark's call (`source.PushdownReader`), batches (`reading`).
 """

@@ -1,11 +1,11 @@
-"""What one streaming query holds in its source process: planner, connection, lease keeper.
+"""The state of one streaming query in its source process: planner, connection, lease keeper.
 
 Invariants:
-1. A checkpoint is used only with the bucket it was made with, told by uuid, not by name.
-2. A query that begins at `latest` writes that end to Spark's offset log before it reads.
-3. With nothing new it waits here, up to `pollMs`, so that an idle query does not spin. So it does
-   where the next batch would be empty, and only close snapshots that were read to their end: a
-   change that comes meanwhile is in a batch at once, and not behind an empty one.
+1. A checkpoint is used only with its bucket, identified by uuid, not by name.
+2. A query that begins at `latest` writes that position to Spark's offset log before it reads.
+3. Without new changes the query waits here, up to `pollMs`, so that it does not spin. It also
+   waits if the next batch would be empty and only close snapshots that were read to their end. So
+   a new change is in a batch at once, and not after an empty one.
 
 Elsewhere: Spark's side (`source`), the rules (`planner`).
 """

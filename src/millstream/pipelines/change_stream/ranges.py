@@ -1,12 +1,12 @@
-"""What lies between two logged offsets: the stream request of each partition, and its extra rows.
+"""The changes between two logged offsets: stream requests of each partition, and extra rows.
 
 Invariants:
-1. Everything is derived from the two logged offsets, so that a replay asks for the same.
-2. A rollback row comes before all other rows of its partition, exactly where branch or load
-   change; a sweep row with the offset that confirms the end of a load's first snapshot, or at
-   once where the load found the partition empty.
-3. A logged range whose lease is lost delivers what there still is of the common history; it is no
-   error, since Spark would ask for the same range at every restart. The next plan judges it.
+1. Everything is derived from the two offsets, so a replay asks for the same.
+2. A rollback row comes before all other rows of its partition, exactly if branch or load change. A
+   sweep row comes with the offset that confirms the end of a load's first snapshot, or at once if
+   the partition was empty.
+3. A logged range whose lease is lost delivers what is left of the common history. That is not an
+   error, because Spark would ask for the same range at every restart. The next plan judges it.
 4. The change rows of a range have begin < seqno <= end.
 
 Elsewhere: who logs offsets (`planner`), bytes to columns (`columns`), sockets (`control`,

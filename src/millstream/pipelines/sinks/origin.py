@@ -1,9 +1,9 @@
-"""The bucket that a stream was read from, as a sink that repairs itself asks it for documents.
+"""The source bucket of a stream, which a repairing sink asks for documents.
 
 Invariants:
 1. Its options are those of the stream: the same bucket, user and partitions.
-2. A node that is away is asked again for `control.RECONNECT_S`; then the batch fails, and with it
-   the query: the batch comes again when somebody starts the query again.
+2. An unavailable node is asked again for `control.RECONNECT_S`. Then the batch and the query fail.
+   The batch is repeated when the query is started again.
 
 Elsewhere: what is asked and why (`sinks.repairing`).
 """

@@ -2,33 +2,32 @@
 
     RepairingSink(target, origin).apply(rows_of_one_batch)
 
-One class serves every store: a second bucket, a table of Parquet files, the user's own. What a
-store has to be able to do is `KeyedTarget`; what is asked of the bucket that was read is `Origin`.
+One class serves every store: a second bucket, a table of Parquet files, the user's own.
+`KeyedTarget` is the interface of a store. `Origin` is the interface of the source bucket.
 
 Invariants:
-1. Of the rows of a batch all rollback rows are handled first, then changes, then sweep rows:
-   within a batch their order says nothing.
-2. `(branch, seqno)` is the version of a key in its partition. The higher one wins; an equal one is
-   put again, because it may carry a later load, or the store may have died between two writes.
-3. A deletion is kept as a tombstone with its version: otherwise one that is rolled back would
-   never be undone.
-4. Told to go back to R in branch B, every key that may have a version of a branch below B and a
-   seqno above R is replaced by the newest document of the source, stamped (B, its own seqno), a
-   deletion too; by a tombstone (B, R) only where the source knows nothing of the key.
-5. Loads, sweeps and the floor are those of `upr.core.repair`. A rollback to 0 begins a load, a
-   sweep row ends it. Branches do not tell: a purge begins none.
-6. A tombstone that the store drops is one that it forgot. For a rollback below the floor the
-   partition is read as a whole, and the store keeps only that.
-7. Tombstones are dropped only where the batch is of the present branch and has no mark row, up to
-   what is durable there, and never while a load is incomplete: until the batch has ended the store
-   may still need them to do it once more.
+1. Of a batch all rollback rows are handled first, then changes, then sweep rows, because their
+   order within a batch has no meaning.
+2. `(branch, seqno)` is the version of a key in its partition. The higher one wins. An equal one is
+   written again, because it may carry a later load, or the store may have stopped between two
+   writes.
+3. A deletion is kept as a tombstone with its version. Otherwise a rollback could not undo it.
+4. A rollback to R in branch B replaces every key that may have a version of a branch below B and a
+   seqno above R by the newest document of the source, or its deletion, stamped (B, its own seqno).
+   If the source does not know the key, it becomes a tombstone (B, R).
+5. Loads, sweeps and the floor are those of `upr.core.repair`. A rollback to 0 begins a load, and a
+   sweep row ends it. A change of branch alone begins none, because a purge makes no branch.
+6. A dropped tombstone is forgotten. So for a rollback below the floor the whole partition is read
+   again, and the store keeps only that.
+7. Tombstones are dropped only if the batch is of the newest branch and has no mark row, only up to
+   what is durable, and never while a load is incomplete: until the batch has ended the store may
+   need them to repeat it.
 8. The first batch, even an empty one, leaves a state of the partition `WHOLE`, which no source
-   has. A later batch that finds no state at all, of no partition, finds another store, or one that
-   lost what the batches before have written: it is refused.
+   has. A later batch that finds no state of any partition has another store, or one that lost
+   earlier batches: it is refused.
 
-Elsewhere: which rollback rows there are (`pipelines.change_stream.planner`,
-`pipelines.change_stream.ranges`), the source's
-side (`sinks.origin`), stores (`sinks.bucket_target`, `sinks.parquet_target`,
+Elsewhere: rollback rows (`pipelines.change_stream.planner`, `pipelines.change_stream.ranges`), the
+source's side (`sinks.origin`), stores (`sinks.bucket_target`, `sinks.parquet_target`,
 `sinks.delta_target`, `sinks.callback_target`), Spark's side (`sinks.applying`).
 """
 

@@ -1,19 +1,19 @@
-"""Rows that wait for the commit of their micro-batch: documents beside the user's own.
+"""Staged rows: rows that wait in the bucket for the commit of their micro-batch.
 
     _millstream:transaction/<sinkId>/<segment>/<n>     digest (16 bytes), then rows as MessagePack
 
-A segment is what one attempt of one task staged: `<batch>.<task>.<attempt>.<token>`, in chunks
-numbered from 0.
+A segment has the rows that one attempt of one task staged. Its name is
+`<batch>.<task>.<attempt>.<token>`, and its chunks are numbered from 0.
 
 Invariants:
-1. No two attempts ever write under one name: the token is random.
-2. A segment is told only when all its chunks are persisted on a majority of the copies.
-3. A chunk that was not written under its own name, or is damaged, is an error, never rows.
-4. What nobody removes expires after `STAGED_SECONDS`.
-5. A node that is away is waited for (`control.RECONNECT_S`): chunks that are not known to be
-   persisted, at most `CHUNKS_AT_ONCE`, are written again.
+1. No two attempts write under one name, because the token is random.
+2. A segment is reported only when all its chunks are persisted on a majority of the copies.
+3. A chunk that is damaged, or was not written under its own name, is an error.
+4. Chunks that are not removed expire after `STAGED_SECONDS`.
+5. An unavailable node is waited for (`control.RECONNECT_S`). Chunks that may not be persisted, at
+   most `CHUNKS_AT_ONCE`, are written again.
 
-Elsewhere: which segments count (`sinks.transaction`), why it is done so
+Elsewhere: which segments count (`sinks.transaction`), the reasons
 (docs/design/0016-spark-sinks.md).
 """
 

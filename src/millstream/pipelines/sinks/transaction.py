@@ -2,19 +2,20 @@
 
     _millstream:transaction/<sinkId>   the header: query, newest batch, segments, whether applied
 
-A batch is committed by one compare-and-swap of the header that lists its staged segments; then its
-rows are applied, and the header says so. Whoever comes next finishes what is listed and not
+One compare-and-swap of the header, which lists the staged segments, commits a batch. Then its rows
+are applied, and the header records that. The next writer finishes a batch that is listed and not
 applied.
 
 Invariants:
-1. Only rows of segments that the header lists are ever applied, and only of the newest batch.
-2. Every effect may be the last one, and may be done again: a batch is listed before it is applied,
-   applied and persisted before the header says so, and only then are its staged rows removed.
+1. Only rows of segments in the header are applied, and only of the newest batch.
+2. Each effect may be the last one before a crash, and may be repeated. A batch is listed before it
+   is applied, it is applied and persisted before the header says so, and only then its staged rows
+   are removed.
 3. A commit that was overtaken changes nothing more: a row is written under the CAS that its
-   document had before the header was found to be still the same. What it inserts late, because the
-   key was deleted again meanwhile, it takes back, under the CAS of that very insert, also where
-   other rows failed. Excepted are inserts whose CAS it never learnt: it died, or got no reply.
-4. Batches of one query follow each other without gap; what does not is refused, never skipped.
+   document had before the header was read again. A late insert of a key that was deleted meanwhile
+   is taken back, under the CAS of that insert, also if other rows failed. The exception are
+   inserts whose CAS is unknown because the process died or got no reply.
+4. Batches of a query follow each other without gap. Any other batch is refused.
 
 Elsewhere: staged rows (`sinks.staging`), Spark's side (`sinks.transactional`), the reasons
 (docs/design/0016-spark-sinks.md).

@@ -1,20 +1,19 @@
-"""A store that is given what becomes of documents instead of the documents.
+"""A store that receives transformed documents instead of the documents.
 
-    TransformingTarget(target, derive)      # derive: documents -> what becomes of them, by key
+    TransformingTarget(target, derive)      # derive: documents -> transformed documents, by key
 
-`RepairingSink` decides by versions which rows are right, those that it fetches after a rollback
-among them. All of them come by here on their way to the store, so none gets there as it was.
+`RepairingSink` decides by versions which rows are right, including those fetched after a rollback.
+All of them pass through here on their way to the store.
 
 Invariants:
-1. Each row that is put keeps its key and version. A document that `derive` leaves out becomes a
-   tombstone: whatever the store has of that key goes.
-2. Rows are held back until the batch asks for something that concerns all rows, or commits, so
-   that a batch calls `derive` once, as a rule. Until then questions about versions are answered
-   from the store and from what is held back.
-3. Keys that begin with `_` (design documents, companions of sinks), be they no text or not, are no
-   documents: `derive` is not asked about them.
+1. Each row keeps its key and version. A document that `derive` leaves out becomes a tombstone, so
+   the store has nothing of that key.
+2. Rows are held back until the batch asks for all rows, or commits. So a batch usually calls
+   `derive` once. Until then versions come from the store and from the rows held back.
+3. Keys that begin with `_` (design documents, companions of sinks) are not documents: `derive`
+   does not get them.
 
-Elsewhere: which rows (`sinks.repairing`), what `derive` is in Spark (`pipelines.document_frames`).
+Elsewhere: which rows (`sinks.repairing`), `derive` in Spark (`pipelines.document_frames`).
 """
 
 from __future__ import annotations

@@ -1,16 +1,15 @@
-"""Writes documents for a Spark task and says what became of them.
+"""Writes documents for a Spark task and reports the result.
 
 Invariants:
-1. A task ends with success only when all it wrote, or found written, is persisted on a majority of
-   the copies and no partition began a new history meanwhile: Spark does not send its rows again.
-2. Nothing fails without saying how much was written before; what was written stays.
-3. A task that is repeated finds its own documents: what is there already with the very content
-   that was to be written is no conflict.
-4. A node that is away is waited for (`control.RECONNECT_S`). What a task wrote is kept, at most
-   `HELD_BYTES_MAX` and a slice, until it is persisted, and written again where a partition began a
-   new history.
-5. With a version, no document is replaced by one of a lower version, however late it comes: it is
-   written under the CAS that it had when its version was looked at.
+1. A task succeeds only if all its documents, written or found, are persisted on a majority of the
+   copies, and no partition began a new history meanwhile: Spark does not send its rows again.
+2. Every failure says how much was written before. Written documents stay.
+3. A repeated task accepts its own documents: equal content is not a conflict.
+4. An unavailable node is waited for (`control.RECONNECT_S`). Documents are kept until they are
+   persisted, at most `HELD_BYTES_MAX` and a slice, and written again if a partition began a new
+   history.
+5. With a version column no document is replaced by a lower version, however late: it is written
+   under the CAS that it had when its version was read.
 
 Elsewhere: rows into writes (`sinks.rows`), Spark's side (`sinks.writers`).
 """

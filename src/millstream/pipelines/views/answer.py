@@ -1,10 +1,10 @@
-"""The answer of a view as it arrives, cut into rows: `(key, value, id)`, JSON texts as they were.
+"""Cuts the answer of a view, as it arrives, into rows: `(key, value, id)`, unchanged JSON texts.
 
 Invariants:
-1. What is held is one row that has not arrived whole, and the rows of one piece.
-2. An answer without its last line was cut off: an error, never fewer rows.
+1. Memory holds one incomplete row, and the rows of one piece.
+2. An answer without its last line was cut off. That is an error, never fewer rows.
 
-Elsewhere: the form of answers, a line per row (docs/reference/views.md), asking (`requests`).
+Elsewhere: the form of answers, one line per row (docs/reference/views.md), requests (`requests`).
 """
 
 from __future__ import annotations

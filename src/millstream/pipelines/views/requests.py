@@ -1,13 +1,13 @@
-"""Asks nodes for the rows of a view: options, who is asked for what, rows as they arrive.
+"""Asks nodes for the rows of a view.
 
 Invariants:
-1. What is yielded for some partitions is of one commit of the index of the node that has them, and
-   of exactly these partitions.
-2. A node that refuses because partitions move is asked again, by a new map, until `MOVED_S`. An
-   answer that has begun is never asked for again: if it breaks off that is an error.
-3. What is held is one piece of the answer.
+1. The rows of some partitions are of one commit of the index of their node, and of exactly these
+   partitions.
+2. If a node refuses because partitions move, the query is repeated by a new map, until `MOVED_S`.
+   An answer that has begun is never repeated: if it breaks off, that is an error.
+3. Memory holds one piece of the answer.
 
-Elsewhere: Spark's side (`source`), cutting answers (`answer`), what a query may say
+Elsewhere: Spark's side (`source`), cutting answers (`answer`), parameters
 (`views.core.query.parameters`).
 """
 

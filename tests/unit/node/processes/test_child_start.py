@@ -1,7 +1,6 @@
 import json
 import os
 import signal
-import subprocess
 import sys
 
 import pytest
@@ -30,23 +29,11 @@ sys.exit(run_child(Order, run))
 
 
 @pytest.fixture
-def start():
-    started = []
-
+def start(launch):
     def run(line):
-        process = subprocess.Popen(
-            [sys.executable, "-c", PROGRAM], stdin=subprocess.PIPE, stdout=subprocess.PIPE,
-            stderr=subprocess.PIPE,
-        )  # fmt: skip
-        started.append(process)
-        process.stdin.write(line)
-        process.stdin.flush()
-        return process
+        return launch([sys.executable, "-c", PROGRAM], line)
 
-    yield run
-    for process in started:
-        process.kill()
-        process.communicate()
+    return run
 
 
 def order(parent_pid, **more):

@@ -18,28 +18,16 @@ COMMAND = [sys.executable, "-m", "millstream.node.processes.coord_child"]
 
 
 @pytest.fixture
-def start(tmp_path):
-    started = []
-
+def start(tmp_path, launch):
     def run(listening, **changed):
-        process = subprocess.Popen(
-            COMMAND, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE,
-            pass_fds=(listening.fileno(),),
-        )  # fmt: skip
-        started.append(process)
         order = {
             "parent_pid": os.getpid(), "log_level": "info", "log_json": False,
             "directory": str(tmp_path / "coord"), "users": str(tmp_path / "users.json"),
             "coord": listening.fileno(), **changed,
         }  # fmt: skip
-        process.stdin.write(json.dumps(order).encode() + b"\n")
-        process.stdin.flush()
-        return process
+        return launch(COMMAND, json.dumps(order).encode() + b"\n", pass_fds=(listening.fileno(),))
 
-    yield run
-    for process in started:
-        process.kill()
-        process.communicate()
+    return run
 
 
 def events(process):

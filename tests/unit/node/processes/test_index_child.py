@@ -10,27 +10,16 @@ COMMAND = [sys.executable, "-m", "millstream.node.processes.index_child"]
 
 
 @pytest.fixture
-def start(tmp_path):
-    started = []
-
+def start(tmp_path, launch):
     def run(**changed):
-        process = subprocess.Popen(
-            COMMAND, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE
-        )
-        started.append(process)
         order = {
             "parent_pid": os.getpid(), "buckets": str(tmp_path), "kv": "unix:/nowhere",
             "socket": str(tmp_path / "i.sock"), "modules": [], "log_level": "info",
             "log_json": False, **changed,
         }  # fmt: skip
-        process.stdin.write(json.dumps(order).encode() + b"\n")
-        process.stdin.flush()
-        return process
+        return launch(COMMAND, json.dumps(order).encode() + b"\n")
 
-    yield run
-    for process in started:
-        process.kill()
-        process.communicate()
+    return run
 
 
 def test_it_says_that_it_is_ready_and_stops(start, tmp_path):

@@ -63,11 +63,11 @@ class Histories:
         self.note(partition, log)
         return True
 
-    def take_all(self, standings: ReadableCopies) -> bool:
+    def take_all(self, copies: ReadableCopies) -> bool:
         """Return whether a source is read for all partitions for which it was."""
         if not self.is_guarded:
             return True
-        return all(self.takes(p, standing.judged.log) for p, standing in standings.items())
+        return all(self.takes(p, copy.judged.log) for p, copy in copies.items())
 
 
 class IndexerSpec(NamedTuple):

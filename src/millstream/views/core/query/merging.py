@@ -109,6 +109,12 @@ class _Merge:
     def __init__(self, nodes: Iterable[str], query: Query) -> None:
         self._runs = {node: _Run() for node in nodes}
         self._descending = query.descending
+        self._skip, self._left = query.skip, query.limit
+
+    @property
+    def is_done(self) -> bool:
+        """Whether the answer is complete, whatever may still come."""
+        return self._left == 0 or self.has_ended
 
     def waiting(self) -> list[str]:
         """Return the nodes without whose next message nothing more can be given out."""
@@ -162,15 +168,6 @@ class _Merge:
 class RowMerge(_Merge):
     """Merges rows."""
 
-    def __init__(self, nodes: Iterable[str], query: Query) -> None:
-        super().__init__(nodes, query)
-        self._skip, self._left = query.skip, query.limit
-
-    @property
-    def is_done(self) -> bool:
-        """Whether the answer is complete, whatever may still come."""
-        return self._left == 0 or self.has_ended
-
     def receive(self, node: str, message: PartMessage) -> None:
         """Take rows of a node that is waited for.
 
@@ -199,13 +196,7 @@ class GroupMerge(_Merge):
 
     def __init__(self, nodes: Iterable[str], query: Query, reducer: GroupReducer) -> None:
         super().__init__(nodes, query)
-        self._skip, self._left = query.skip, query.limit
         self._reducer = reducer
-
-    @property
-    def is_done(self) -> bool:
-        """Whether the answer is complete, whatever may still come."""
-        return self._left == 0 or self.has_ended
 
     def receive(self, node: str, message: PartMessage) -> None:
         """Take groups of a node that is waited for.

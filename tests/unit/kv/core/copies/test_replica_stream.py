@@ -24,6 +24,17 @@ def put(rig: Rig, p: int, *keys: bytes) -> None:
         rig.truth[p].append((partition.high_seqno, key, frame))
 
 
+def rig_ahead_of_the_disk() -> Rig:
+    """The copy has key1 and key2. The source has only key1 on disk."""
+    rig = new_rig()
+    put(rig, 0, b"key1")
+    rig.settle()
+    rig.source.flush()
+    put(rig, 0, b"key2")
+    rig.settle()
+    return rig
+
+
 def new_rig(count: int = 1, window_bytes: int = 1 << 20) -> Rig:
     return Rig(random.Random(5), count, window_bytes)
 
@@ -93,12 +104,7 @@ def test_a_source_that_lost_its_tail_has_the_copy_undone() -> None:
 
 def test_a_source_that_is_not_active_any_more_has_nothing_undone() -> None:
     """Killed, it comes back as a replica that lacks what its followers may have acknowledged."""
-    rig = new_rig()
-    put(rig, 0, b"key1")
-    rig.settle()
-    rig.source.flush()
-    put(rig, 0, b"key2")
-    rig.settle()
+    rig = rig_ahead_of_the_disk()
     rig.source.crash()
     rig.connect()
     source = rig.source.bucket.partitions[0]
@@ -182,12 +188,7 @@ def test_a_copy_that_became_another_since_it_was_undone_asks_from_there() -> Non
 
 
 def test_a_copy_that_promised_another_branch_is_not_undone_for_an_older_one() -> None:
-    rig = new_rig()
-    put(rig, 0, b"key1")
-    rig.settle()
-    rig.source.flush()
-    put(rig, 0, b"key2")
-    rig.settle()
+    rig = rig_ahead_of_the_disk()
     rig.crash_source()
     branch = rig.source.bucket.partitions[0].failover_log[0].branch + 1
     rig.copy.promise(0, branch)
@@ -199,12 +200,7 @@ def test_a_copy_that_promised_another_branch_is_not_undone_for_an_older_one() ->
 
 
 def test_what_was_to_be_undone_may_be_another_meanwhile() -> None:
-    rig = new_rig()
-    put(rig, 0, b"key1")
-    rig.settle()
-    rig.source.flush()
-    put(rig, 0, b"key2")
-    rig.settle()
+    rig = rig_ahead_of_the_disk()
     rig.crash_source()
     while not rig.undos:
         rig.exchange()
