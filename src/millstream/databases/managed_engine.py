@@ -140,8 +140,12 @@ class ManagedEngine:
 
     def copies(self) -> Mapping[str, Mapping[int, CopyReport]]:
         """Return the copies that are here, and those whose record was adopted, by uuid."""
-        served = self._buckets.served.values()
-        return {bucket.uuid: _copies_of(bucket) for bucket in served if bucket.is_managed}
+        running = self._buckets.running
+        return {
+            bucket.uuid: _copies_of(bucket, running[name].store.reclaiming.live_bytes)
+            for name, bucket in self._buckets.served.items()
+            if bucket.is_managed
+        }
 
     def parts(self) -> Mapping[str, Mapping[int, PartReport]]:
         """Return the index parts that are here, by uuid."""
@@ -395,8 +399,10 @@ async def _common_ends(link: Link, bucket: Bucket, numbers: Sequence[int]) -> di
     return found
 
 
-def _copies_of(bucket: Bucket) -> dict[int, CopyReport]:
+def _copies_of(bucket: Bucket, log_bytes: int) -> dict[int, CopyReport]:
+    """Return the copies; each has a share of the log by the number of its changes."""
     found: dict[int, CopyReport] = {}
+    changes = max(1, sum(partition.high_seqno for partition in bucket.partitions))
     absent, active = PartitionState.ABSENT, PartitionState.ACTIVE
     for number, partition in enumerate(bucket.partitions):
         record = bucket.record(number)
@@ -418,6 +424,7 @@ def _copies_of(bucket: Bucket) -> dict[int, CopyReport]:
             is_confirmed,
             bucket.heard.get(number, 0),
             None if is_active else bucket.quiet_ms(number),
+            log_bytes * partition.high_seqno // changes,
         )
     return found
 

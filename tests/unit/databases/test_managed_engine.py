@@ -99,6 +99,17 @@ async def served(cluster: ManagedNodes) -> None:
     await cluster.until(lambda: is_served(cluster))
 
 
+async def test_copies_tell_their_share_of_the_log(cluster: ManagedNodes) -> None:
+    await served(cluster)
+    node = cluster.nodes["a"]
+    put(node, 0, "k1", "k2", "k3")
+    put(node, 3, "k4")
+    found = node.engine.copies()[UUID]
+    sizes = [found[number].log_bytes or 0 for number in (0, 3, 1)]
+    assert sizes[0] // 3 == sizes[1] > 0 == sizes[2]
+    assert cluster.nodes["b"].engine.copies()[UUID][2].log_bytes is None, "it has no copy"
+
+
 async def test_a_copy_moves_to_another_node_with_all_it_had(cluster: ManagedNodes) -> None:
     await served(cluster)
     put(cluster.nodes["a"], 0, "k1", "k2")

@@ -14,6 +14,8 @@ from typing import Any
 from rich.console import Console
 from rich.table import Column, Table
 
+from millstream.cli.serving.health import shown_bytes
+
 __all__ = ["left_of", "moves_text", "progress_text", "show_status", "unserved_of"]
 
 _UUID_SHOWN = 8
@@ -29,7 +31,8 @@ def moves_text(answer: Mapping[str, Any]) -> str:
         text = f"{_many(count, 'partition')}: nothing to move"
     else:
         text = (
-            f"{_many(count, 'partition')}: {_many(moves['copies'], 'copy', 'copies')} to build, "
+            f"{_many(count, 'partition')}: {_many(moves['copies'], 'copy', 'copies')} to build"
+            f"{_size(moves)}, "
             f"{_many(moves['active'], 'active copy moves', 'active copies move')}, "
             f"{_many(moves['index'], 'index part moves', 'index parts move')}"
         )
@@ -38,6 +41,14 @@ def moves_text(answer: Mapping[str, Any]) -> str:
     if fewer:
         text += f"; {_many(fewer, 'partition')} with fewer copies than now"
     return text
+
+
+def _size(moves: Mapping[str, Any]) -> str:
+    """Return how much is to be copied, if anything is."""
+    if not moves["copies"]:
+        return ""
+    size = moves.get("bytes")
+    return " (of unknown size)" if size is None else f" ({shown_bytes(size)})"
 
 
 def _many(count: int, one: str, more: str = "") -> str:

@@ -24,6 +24,7 @@ from msgspec.structs import replace
 from millstream.cluster.core import writes
 from millstream.cluster.core.elements import Bucket, ClusterState, Request, name_path
 from millstream.cluster.core.members import is_done, make_plan
+from millstream.cluster.core.memory import Memory
 from millstream.cluster.core.planner import plan_index, plan_rows
 from millstream.cluster.core.progress import moves_of
 from millstream.cluster.core.writes import Txn
@@ -156,7 +157,12 @@ def _first_maps(state: ClusterState, uuid: str, bucket: Bucket) -> tuple[DataMap
 
 
 def set_bucket(
-    state: ClusterState, request: Request, args: SetBucketArgs, number: int, unix_ms: int
+    state: ClusterState,
+    request: Request,
+    args: SetBucketArgs,
+    number: int,
+    unix_ms: int,
+    memory: Memory | None = None,
 ) -> tuple[Txn | None, dict[str, Any]]:
     """Return the change and the answer of `set_bucket`: also a plan, if copies have to move.
 
@@ -166,6 +172,7 @@ def set_bucket(
         args: of it.
         number: id of a new plan.
         unix_ms: now.
+        memory: with the last reports.
 
     Raises:
         UsageError: `bad_request`, `too_few_nodes`, `bad_memory_quota`.
@@ -189,7 +196,7 @@ def set_bucket(
     plan = make_plan(after, "rebalance", number, unix_ms, request.by)
     answer = _described(uuid, bucket, wanted)
     if plan is not None:
-        answer["moves"] = moves_of(after, plan)
+        answer["moves"] = moves_of(after, plan, memory)
     if bucket == before:
         return None, answer
     is_moved = bucket.replicas != before.replicas and plan is not None

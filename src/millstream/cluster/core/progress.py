@@ -29,21 +29,29 @@ ESTIMATE_MS: Final = 60_000
 """The rate of this last time says how long the rest takes."""
 
 
-def moves_of(state: ClusterState, plan: Plan) -> dict[str, Any]:
-    """Return how much a plan moves.
+def moves_of(state: ClusterState, plan: Plan, memory: Memory | None = None) -> dict[str, Any]:
+    """Return how much a plan moves; `bytes` of the copies to build, None: somebody did not say.
 
     Args:
         state: in which the plan is made, with its members.
         plan: of open buckets.
+        memory: with the last reports.
     """
+    copied_bytes: int | None = 0
     zones = {name: node.zone for name, node in state.nodes.items()}
     has_zones = len(set(state.members("data").values())) > 1
     found = {"partitions": 0, "copies": 0, "active": 0, "index": 0, "fewer": 0, "one_zone": 0}
     for uuid, rows in plan.rows.items():
-        for record, row in zip(state.data[uuid].records, rows, strict=True):
+        for partition, (record, row) in enumerate(
+            zip(state.data[uuid].records, rows, strict=True)
+        ):
             names = {name for name in row if name is not None}
+            new = len(names - set(record.voters))
             found["partitions"] += 1
-            found["copies"] += len(names - set(record.voters))
+            found["copies"] += new
+            if new and copied_bytes is not None:
+                size = _bytes_of(memory, Place(uuid, partition), record)
+                copied_bytes = None if size is None else copied_bytes + new * size
             found["active"] += record.active is not None and record.active != row[0]
             found["fewer"] += named(row) < named(record.row)
             found["one_zone"] += (
@@ -51,7 +59,14 @@ def moves_of(state: ClusterState, plan: Plan) -> dict[str, Any]:
             )
         owners = zip(state.index[uuid].records, plan.index[uuid], strict=True)
         found["index"] += sum(owner is not None and one.owner != owner for one, owner in owners)
-    return found
+    return {**found, "bytes": copied_bytes}
+
+
+def _bytes_of(memory: Memory | None, place: Place, record: DataRecord) -> int | None:
+    """Return how large a copy is; None: nobody says."""
+    copies = () if memory is None else (memory.copy(name, place) for name in record.voters)
+    sizes = [one.log_bytes for one in copies if one is not None and one.log_bytes is not None]
+    return max(sizes, default=None)
 
 
 class Progress(NamedTuple):

@@ -48,6 +48,8 @@ class CopyReport(msgspec.Struct, frozen=True):
     """The largest branch that a reader has come with."""
     quiet_ms: int | None = None
     """Time since this copy last told its source that it follows; None: it does not know."""
+    log_bytes: int | None = None
+    """What its documents take in the log, about, without attachments; None: it does not know."""
 
     @property
     def is_there(self) -> bool:

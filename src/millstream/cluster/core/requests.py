@@ -148,7 +148,7 @@ def outcome_of(
             return Outcome(*create_bucket(state, request, _args(request, CreateBucketArgs)))
         case "set_bucket":
             args = _args(request, SetBucketArgs)
-            return Outcome(*set_bucket(opened, request, args, _next_id(state), unix_ms))
+            return Outcome(*set_bucket(opened, request, args, _next_id(state), unix_ms, memory))
         case "drop_bucket":
             return Outcome(*drop_bucket(state, _args(request, DropBucketArgs)))
     raise UsageError(f"there is no request {request.op!r}", code="unknown_request")
@@ -238,7 +238,7 @@ def _planned(
     if plan is None:
         raise UsageError("no data node is left: add one", code="too_few_nodes")
     gone = sorted(name for name, one in changed.items() if one.state != "in")
-    answer = {"moves": moves_of(after, plan), "leaving": gone, "plan": None}
+    answer = {"moves": moves_of(after, plan, asked.memory), "leaving": gone, "plan": None}
     if is_trial:
         return Outcome(None, answer)
     if not changed and _is_same(state.plan, plan):

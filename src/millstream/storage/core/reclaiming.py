@@ -69,6 +69,12 @@ class Reclaiming:
         """What was counted of the sealed segments, in log order. In the loop."""
         return [self._counts[n] for n in self._log.numbers[:-1] if n in self._counts]
 
+    @property
+    def live_bytes(self) -> int:
+        """Return the bytes of the log but those that were counted as dead. In the loop."""
+        log = self._log
+        return max(0, log.sealed_bytes + log.end - sum(one.dead_bytes for one in self.counts))
+
     def partition_counts(self, partition_id: int) -> PartitionCounts:
         """Return the sum over what was counted. In the loop."""
         found = [

@@ -14,7 +14,8 @@ from millstream.errors import ConditionError, UnavailableError, UsageError
 from millstream.node.embedded import EmbeddedNode
 from support.cluster_double import ClusterDouble, bucket_shown, node_shown
 
-MOVES = {"partitions": 64, "copies": 16, "active": 5, "index": 1, "fewer": 0, "one_zone": 0}
+MOVES = {"partitions": 64, "copies": 16, "active": 5, "index": 1, "fewer": 0, "one_zone": 0,
+    "bytes": 1024}  # fmt: skip
 PLAN = {
     "id": 7, "kind": "rebalance", "by": "", "started_ms": 0, "is_cancelled": False,
     "partitions": 64, "done": 12, "index_parts": 64, "index_done": 60, "copied": 45,
@@ -125,7 +126,7 @@ def test_a_wait_for_what_stands_still_fails_and_says_why(run: Any, cluster: Clus
 def test_a_rebalance_is_tried_before_it_is_asked_for(run: Any, cluster: ClusterDouble) -> None:
     said = text(run("rebalance", "--add", "n3", "--remove", "n1", "--plan"))
     assert said == (
-        "64 partitions: 16 copies to build, 5 active copies move, 1 index part moves\n"
+        "64 partitions: 16 copies to build (1 KiB), 5 active copies move, 1 index part moves\n"
     )
     args = {"add": ["n3"], "remove": ["n1"]}
     assert cluster.asked == [("rebalance", args | {"trial": True}, "")]

@@ -10,13 +10,16 @@ from millstream.cli.serving.cluster_output import left_of, moves_text, show_stat
 from support.cluster_double import ClusterDouble, bucket_shown, node_shown
 
 MOVES = {"partitions": 1, "copies": 1, "active": 1, "index": 0, "fewer": 1, "one_zone": 0}
+SIZED = MOVES | {"bytes": 2_254_857_830}
 
 
 def test_moves_are_one_line() -> None:
     assert moves_text({"moves": MOVES}) == (
-        "1 partition: 1 copy to build, 1 active copy moves, 0 index parts move; 1 partition with "
-        "fewer copies than now"
+        "1 partition: 1 copy to build (of unknown size), 1 active copy moves, 0 index parts "
+        "move; 1 partition with fewer copies than now"
     )
+    assert "1 copy to build (2.1 GiB), 1 active" in moves_text({"moves": SIZED})
+    assert "0 copies to build, 1 active" in moves_text({"moves": SIZED | {"copies": 0}})
     assert "status" in moves_text({"changed": True})  # what would be moved is not known
 
 

@@ -38,9 +38,21 @@ def test_moves_count_copies_active_ones_and_partitions_with_fewer_copies() -> No
     scene = Scene(("a", "b"))
     assert moves_of(scene.state, leaving(scene, "a")) == {
         "partitions": 1, "copies": 1, "active": 1, "index": 0, "fewer": 0, "one_zone": 0,
+        "bytes": None,
     }  # fmt: skip
     scene = Scene(("a", "b"), nodes="ab")
     assert moves_of(scene.state, leaving(scene, "b"))["fewer"] == 1
+
+
+def test_moves_tell_the_bytes_of_copies_to_build_unless_nobody_knows_them() -> None:
+    scene = Scene(("a", "b"))
+    assert moves_of(scene.state, plan_of(scene), scene.memory)["bytes"] == 0
+    plan = leaving(scene, "b")
+    assert moves_of(scene.state, plan, scene.memory)["bytes"] is None
+    scene.hear("b", copy_report(REPLICA, log_bytes=300))
+    assert moves_of(scene.state, plan, scene.memory)["bytes"] == 300
+    scene.hear("a", copy_report(HERE, log_bytes=400))
+    assert moves_of(scene.state, plan, scene.memory)["bytes"] == 400
 
 
 def test_rows_that_stay_in_one_zone_are_counted_where_there_are_several() -> None:

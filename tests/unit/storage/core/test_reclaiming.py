@@ -23,8 +23,10 @@ def test_segments_and_partitions_are_counted(directory):
     ]  # fmt: skip
     assert store.reclaiming.partition_counts(0) == PartitionCounts(4, 0, 1)
     assert store.reclaiming.partition_counts(3) == PartitionCounts(0, 0, 0)
+    assert store.reclaiming.live_bytes == sum(sizes[:2]) + store._log.end
     store.set_low_points({0: (4, 4)})
     first = counted(store)[0]
+    assert store.reclaiming.live_bytes == sum(sizes[:2]) - first.dead_bytes + store._log.end
     assert (first.changes, first.dead, first.tombstones) == (4, 3, 0)
     assert first.dead_bytes == sizes[0] * 3 // 4
     assert store.reclaiming.partition_counts(0) == PartitionCounts(4, 3, 0)
