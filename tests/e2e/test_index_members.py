@@ -78,6 +78,9 @@ def test_an_index_member_holds_parts_and_no_documents_and_is_replaced_when_it_di
     before = {name: index for name, (_, _, index) in shares(nodes, "n1").items()}
     nodes.start("n4")
     nodes.command("n4", "join", str(nodes.nodes["n1"].ready["http"]), "--roles", "data,coord")
+    moves = nodes.command("n1", "rebalance", "--plan")["moves"]
+    assert moves["copies"] > 0
+    assert moves["bytes"] > 0
     nodes.command("n1", "rebalance", "--wait")
     after = shares(nodes, "n1")
     assert {name: after[name][2] for name in before} == before

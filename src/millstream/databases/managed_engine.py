@@ -141,10 +141,9 @@ class ManagedEngine:
 
     def copies(self) -> Mapping[str, Mapping[int, CopyReport]]:
         """Return the copies that are here, and those whose record was adopted, by uuid."""
+        running = self._buckets.running
         return {
-            bucket.uuid: _copies_of(
-                bucket, self._buckets.running[name].store.reclaiming.live_bytes
-            )
+            bucket.uuid: _copies_of(bucket, running[name].store.reclaiming.live_bytes)
             for name, bucket in self._buckets.served.items()
             if bucket.is_managed
         }

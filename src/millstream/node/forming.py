@@ -85,6 +85,13 @@ def form(engines: Sequence[HttpClient], settings: Settings) -> None:
     status = _until_served(first, own)
     if status is not None and _make_buckets(first, settings, status):
         status = _until_served(first, own)
+    for node in [] if status is None else status["nodes"]:
+        if node["id"] in own and node["state"] == "out":
+            _LOG.warning(
+                "%s at port %s was removed from the cluster, and serves nothing: stop, delete the "
+                "directory of that engine, and start again: it joins anew then",
+                node["name"], node["ports"]["http"],
+            )  # fmt: skip
     if status is not None and _lacks_copies(status, own):
         _LOG.info("an engine has no copies yet: a rebalance begins")
         _ask(first, "rebalance", {})

@@ -49,7 +49,8 @@ class Engine:
 
     def shown(self) -> dict[str, Any]:
         has = self.copies
-        same = {"id": self.name, "name": self.name, "state": self.state}
+        same: dict[str, Any] = {"id": self.name, "name": self.name, "state": self.state}
+        same["ports"] = {"http": 1}
         return {**same, "is_admitted": True, "active": has, "replica": 0}
 
     def request(self, method: str, path: str, content: Any = None) -> dict[str, Any]:
@@ -117,14 +118,17 @@ def test_a_further_engine_joins_and_gets_its_share() -> None:
     assert cluster.asked == [("e3", "cluster/join", JOIN), ZONES, rebalance]
 
 
-def test_an_engine_that_leaves_or_is_out_gets_nothing() -> None:
+def test_an_engine_that_leaves_or_is_out_gets_nothing(caplog: pytest.LogCaptureFixture) -> None:
     cluster, made = engines(2, buckets={"default": 64})
     form(made, Settings(engines=2))
     cluster.asked.clear()
     made[0].copies = 64
-    made[1].state = "leaving"
-    form(made, Settings(engines=2))
-    assert cluster.asked == []
+    for state in ("leaving", "out"):
+        made[1].state = state
+        assert "was removed" not in caplog.text
+        form(made, Settings(engines=2))
+        assert cluster.asked == []
+    assert "e2 at port 1 was removed" in caplog.text
 
 
 def test_engines_join_another_cluster_if_that_is_asked_for_and_make_no_bucket() -> None:

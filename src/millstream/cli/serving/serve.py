@@ -1,11 +1,11 @@
-"""`millstream serve`: one node, in the foreground.
+"""`millstream serve`: one node, or several engines of one machine, in the foreground.
 
 Invariants:
 1. Only what was written on the command line is handed on, so that environment and config file
    can say the rest.
 
 Elsewhere: what the options mean and which are refused (`node.settings`), the supervisor
-(`node.processes.supervisor`).
+(`node.processes.supervisor`), several engines (`node.processes.engines`).
 """
 
 from __future__ import annotations

@@ -173,8 +173,9 @@ async def join(
     told = await _ask(own, place)
     if identity is not None and identity.cluster != told.cluster:
         raise ConditionError(
-            f"this node is a member of cluster {identity.name!r}, and not of {told.name!r}: empty "
-            "its directory to join another one",
+            f"this node is of cluster {identity.name!r} ({identity.cluster[:8]}), and not "
+            f"of {told.name!r} ({told.cluster[:8]}): empty its directory to join another one; a "
+            "machine with several engines is then started with --join",
             code="other_cluster",
         )
     if own.uuid not in told.nodes:

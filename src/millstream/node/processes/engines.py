@@ -107,6 +107,11 @@ class Engines:
             while self._threads:
                 self._waker.wait()
                 self._take_events()
+        except BaseException:  # no thread, and no engine, outlives the run
+            self._stop()
+            for thread in self._threads.values():
+                thread.join()
+            raise
         finally:
             signal.alarm(0)
             signal.set_wakeup_fd(previous_wake)

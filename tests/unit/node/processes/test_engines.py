@@ -130,6 +130,18 @@ def test_engines_that_are_no_cluster_are_stopped(tmp_path):
     assert run.announced == []
 
 
+def test_a_mistake_leaves_no_engine_behind(tmp_path, monkeypatch):
+    run = Run(tmp_path)
+
+    def announce(_):
+        raise ValueError("a mistake")
+
+    run.engines._announce = announce
+    with pytest.raises(ValueError, match="a mistake"):
+        run.engines.run()
+    assert not any(thread.name.startswith("engine ") for thread in threading.enumerate())
+
+
 def test_a_signal_before_they_are_a_cluster_is_a_clean_stop(tmp_path):
     def form(*_):
         os.kill(os.getpid(), signal.SIGTERM)
