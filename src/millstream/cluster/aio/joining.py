@@ -225,7 +225,8 @@ def _refuse(own: OwnNode, told: Told, version: str) -> None:
     host, ports = own.addresses()
     for node in told.nodes.values():
         taken = set(node.ports.items()) & set(ports.items())
-        if node.state != "out" and node.host == host and taken:
+        is_free = node.state == "out" or node.is_given_up  # a new machine may have its address
+        if not is_free and node.host == host and taken:
             name, port = min(taken)
             raise ConditionError(
                 f"{node.name} has the address {host}:{port} ({name}): give this node another one",
