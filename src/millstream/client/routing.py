@@ -6,7 +6,8 @@ Invariants:
 2. A map is replaced only by a newer one; a node with an older one does not hide it.
 3. A request answered "not mine" or "not now" is repeated with growing pauses until the client's
    timeout has passed; so is one whose node cannot be connected to, where there are others: one of
-   them may take its place. Anything else is the caller's to judge.
+   them may take its place. One of a partition for which the map names nobody waits for
+   `NOBODY_S_MAX` at most. Anything else is the caller's to judge.
 
 Elsewhere: the map's form (`wire.cluster_map`), many requests at once (`client.pipeline`).
 """
@@ -28,6 +29,8 @@ __all__ = ["Backoff", "Router", "is_transient"]
 
 PAUSE_S_MIN: Final = 0.005
 PAUSE_S_MAX: Final = 0.5
+NOBODY_S_MAX: Final = 5.0
+"""How long a request waits until a map names a node for its partition: one may be promoted."""
 _TRANSIENT: Final = frozenset((Status.NOT_MY_VBUCKET, Status.ETMPFAIL, Status.EBUSY))
 
 
@@ -178,11 +181,20 @@ class Router:
         return found
 
     def call(self, partition_id: int, ask: Callable[[Connection], Packet]) -> Packet:
-        """Ask the node that serves a partition, again while the answer is transient."""
-        backoff = Backoff(self.timeout_s)
+        """Ask the node that serves a partition, again while the answer is transient.
+
+        Raises:
+            RoutingError: `not_my_partition`: nobody has served it for `NOBODY_S_MAX`.
+            UnavailableError: its node cannot be reached.
+        """
+        backoff, nobody = Backoff(self.timeout_s), Backoff(min(self.timeout_s, NOBODY_S_MAX))
         while True:
             try:
                 connection = self.connection_of(partition_id)
+            except RoutingError:
+                if not nobody.wait():
+                    raise
+                continue
             except UnavailableError:
                 if len(self.map.nodes) == 1 or not backoff.wait():
                     raise

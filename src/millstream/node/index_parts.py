@@ -66,7 +66,7 @@ ASK_S: Final = 0.5
 """How often the index process is asked how far its indexes are."""
 _NO_DESIGNS: Final = "none"
 """Digest of no index at all."""
-_Told = tuple[MapKey, Floor, Floor, bool, bool]
+_Told = tuple[MapKey, Floor, Floor, bool, bool, Floor | None]
 IndexStep = AdoptIndex | Freeze | StopPart
 
 
@@ -82,6 +82,8 @@ class _Bucket:
         self.nodes: Mapping[str, NodeRecord] = {}
         self.told: Mapping[int, Indexed] = {}
         self.told_at = 0.0
+        self.outside_at: float | None = None
+        """When a writer outside was heard last; None: none keeps an index."""
         self.count = 0
         """Number of that answer of the index process."""
         self.cleaning: frozenset[int] = frozenset()
@@ -182,7 +184,10 @@ class IndexParts:
             if part.is_stopped:  # it stands where it was
                 told = known.stopped.get(partition, told)
             if told is not None and not known.is_certain:
-                told = told._replace(designs="")
+                told = told._replace(designs="", own_designs="")
+            if told is not None and known.outside_at is not None:
+                silent_ms = int((time.monotonic() - known.outside_at) * 1000)
+                told = told._replace(outside_ms=silent_ms)
             is_cleaning = partition in known.cleaning
             report = report_of(part, self._node, told, is_cleaning=is_cleaning)
             if report is not None:
@@ -339,6 +344,8 @@ class IndexParts:
             known.told, known.count = {}, 0
             return
         known.is_certain = answer["is_certain"]
+        silent_s = answer.get("outside_s")
+        known.outside_at = None if silent_s is None else began - silent_s
         known.count = answer.get("count", 0)
         if known.count and "parts" not in answer:  # nothing has happened
             known.told_at = began
@@ -347,7 +354,10 @@ class IndexParts:
             told = {p: indexed_of(part.record, _NO_DESIGNS) for p, part in self._here(known)}
         else:
             found = msgspec.convert(answer["parts"], dict[int, _Told], str_keys=True)
-            told = {p: Indexed(one[0], answer["designs"], *one[1:]) for p, one in found.items()}
+            told = {
+                p: Indexed(one[0], answer["designs"], *one[1:], answer["own_designs"])
+                for p, one in found.items()
+            }
         for partition, part in self._here(known):
             if part.record.owner == self._node and partition in told:
                 one = told[partition]

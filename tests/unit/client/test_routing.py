@@ -113,6 +113,32 @@ def test_an_owner_that_comes_later_is_found(node: Any) -> None:
     router.close()
 
 
+def test_a_request_waits_for_a_map_that_names_a_node(node: Any) -> None:
+    router = make(node)
+    named = router.map
+    maps = [named._replace(owners=(-1,) * 8)] * 4 + [named]
+    router.map = maps[0]
+
+    def refresh() -> None:
+        router.map = maps.pop(0)
+
+    router.refresh_map = refresh  # type: ignore[method-assign]
+    assert router.call(3, noop).status == Status.UNKNOWN_COMMAND
+    assert not maps
+    router.close()
+
+
+def test_a_request_waits_for_such_a_map_for_a_bounded_time(
+    node: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(routing, "NOBODY_S_MAX", 0.05)
+    router = make(node)
+    router.map = router.map._replace(owners=(-1,) * 8)
+    with pytest.raises(RoutingError):
+        router.call(3, noop)
+    router.close()
+
+
 def test_pauses_grow_and_end(monkeypatch: pytest.MonkeyPatch) -> None:
     now = [0.0]
     pauses: list[float] = []

@@ -440,7 +440,8 @@ async def test_older_maps_and_records_are_passed_over(parts, told):
 
 def answer(count=1, shown=50):
     return {"count": count, "designs": "d", "cleaning": [], "is_certain": True,
-            "parts": {"0": [[2, 1], [3, 10], [3, shown], True, True]}}  # fmt: skip
+            "own_designs": "d", "outside_s": None,
+            "parts": {"0": [[2, 1], [3, 10], [3, shown], True, True, [3, 10]]}}  # fmt: skip
 
 
 async def test_only_a_stop_waits_for_the_index_process(parts, told):

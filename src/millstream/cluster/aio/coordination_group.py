@@ -53,17 +53,32 @@ async def read_group(client: AsyncClient, state: ClusterState) -> Group:
 
 
 def _pool_ids(rows: list[dict[bytes, Any]], state: ClusterState) -> dict[str, str]:
-    """Return the ids in the pool of the cluster's nodes, which are found by their addresses."""
+    """Return the ids in the pool of the cluster's nodes, which are found by their addresses.
+
+    If a lost node's address was given to a new one, the node of the pool counts that was heard
+    last, and the node of the cluster that is present.
+    """
+    by_age = sorted(rows, key=_heard_s_ago, reverse=True)
     known = {
-        row[b"coord"].decode(): row[b"node"].decode() for row in rows if row[b"coord"] is not None
+        row[b"coord"].decode(): row[b"node"].decode()
+        for row in by_age
+        if row[b"coord"] is not None
     }
     found = {}
-    for name, node in state.nodes.items():
+    present_first = sorted(state.nodes.items(), key=lambda one: one[1].state in ("out", "failed"))
+    for name, node in present_first:
         host = f"[{node.host}]" if ":" in node.host else node.host
-        address = f"{host}:{node.ports.get('coord', 0)}"
-        if address in known:
-            found[name] = known[address]
+        pool_id = known.pop(f"{host}:{node.ports.get('coord', 0)}", None)
+        if pool_id is not None:
+            found[name] = pool_id
     return found
+
+
+def _heard_s_ago(row: dict[bytes, Any]) -> float:
+    if row.get(b"is_here"):
+        return 0.0
+    heard_ms = row.get(b"heard_ms")
+    return float("inf") if heard_ms is None else heard_ms / 1000
 
 
 class CoordinationGroup:

@@ -51,6 +51,8 @@ __all__ = ["CLOCK_MS_MAX", "MEMBER_PATH", "Told", "found", "join"]
 MEMBER_PATH: Final = "/_millstream/cluster/member"
 CLOCK_MS_MAX: Final = 1000
 """A node whose clock differs by more than this does not join."""
+CLOCK_MS_WARNED: Final = 100
+"""A node whose clock differs by more than this joins with a warning."""
 SESSION_S: Final = 5.0
 POOL_S: Final = 60.0
 """How long the state of the cluster may take to be there after the pool was joined."""
@@ -155,8 +157,11 @@ async def join(
     version: str,
     zone: str,
     roles: tuple[Role, ...],
-) -> Identity:
+) -> tuple[Identity, list[str]]:
     """Make this node a member of the cluster of which another node is one.
+
+    Returns:
+        What it keeps, and warnings.
 
     Args:
         own: this node.
@@ -170,7 +175,7 @@ async def join(
         ConditionError: `other_cluster`, `has_data`, `address_taken`, `clock`, `version`.
         UnavailableError: the member, or the coordination service, does not answer.
     """
-    told = await _ask(own, place)
+    told, apart_ms = await _ask(own, place)
     if identity is not None and identity.cluster != told.cluster:
         raise ConditionError(
             f"this node is of cluster {identity.name!r} ({identity.cluster[:8]}), and not "
@@ -191,11 +196,14 @@ async def join(
     for bucket in own.buckets():
         if bucket.name == EMPTY_BUCKET and not bucket.changes and not bucket.map_revision:
             await own.delete_bucket(bucket.name)
-    return kept
+    warnings = []
+    if apart_ms > CLOCK_MS_WARNED:
+        warnings.append(f"the clocks of the two nodes differ by {apart_ms} ms: set them")
+    return kept, warnings
 
 
-async def _ask(own: OwnNode, place: tuple[str, int]) -> Told:
-    """Ask a member, and compare clocks."""
+async def _ask(own: OwnNode, place: tuple[str, int]) -> tuple[Told, int]:
+    """Ask a member; return what it tells, and by how many ms the clocks differ at least."""
     sent_ms = time.time_ns() // 1_000_000
     content = await own.ask(*place, "GET", MEMBER_PATH)
     heard_ms = time.time_ns() // 1_000_000
@@ -206,7 +214,7 @@ async def _ask(own: OwnNode, place: tuple[str, int]) -> Told:
             f"the clocks of the two nodes differ by {apart_ms} ms: set them, and try again",
             code="clock",
         )
-    return told
+    return told, apart_ms
 
 
 def _refuse(own: OwnNode, told: Told, version: str) -> None:
@@ -218,7 +226,8 @@ def _refuse(own: OwnNode, told: Told, version: str) -> None:
     host, ports = own.addresses()
     for node in told.nodes.values():
         taken = set(node.ports.items()) & set(ports.items())
-        if node.state != "out" and node.host == host and taken:
+        is_free = node.state == "out" or node.is_given_up  # a new machine may have its address
+        if not is_free and node.host == host and taken:
             name, port = min(taken)
             raise ConditionError(
                 f"{node.name} has the address {host}:{port} ({name}): give this node another one",

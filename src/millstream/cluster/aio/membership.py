@@ -178,13 +178,15 @@ class Membership:
         async with self._change:
             await self.stop()
             try:
-                self._identity = await joining.join(
+                self._identity, warnings = await joining.join(
                     self._own, self._identity, place, version=self._version, zone=zone,
                     roles=cast("tuple[Role, ...]", roles),
                 )  # fmt: skip
             finally:
                 self.start()
-        return await self._told_when_in_step()
+        for warning in warnings:
+            _LOG.warning("%s", warning)
+        return {**await self._told_when_in_step(), "warnings": warnings}
 
     async def _told_when_in_step(self) -> Mapping[str, Any]:
         assert self._identity is not None, "it is a member now"

@@ -29,7 +29,7 @@ from typing import Any, Final, NamedTuple
 
 import msgspec
 
-from millstream.cluster.aio.coordination_group import read_group
+from millstream.cluster.aio.coordination_group import Group, read_group
 from millstream.cluster.aio.joining import SESSION_S
 from millstream.cluster.aio.own_node import OwnNode
 from millstream.cluster.aio.state_reader import (
@@ -59,6 +59,8 @@ POOL_S_MAX: Final = 60.0
 """How long a node may take to begin coordination anew, and a group to serve."""
 LISTEN_S_MAX: Final = 25.0
 """How long members of the group may still hear each other, and leases last."""
+LEAVE_S_MAX: Final = 15.0
+"""How long the pool may take to know that a lost node is no member of the group any more."""
 POLL_S: Final = 0.3
 
 
@@ -248,13 +250,19 @@ class Recovery:
                 )
             await asyncio.sleep(POLL_S)
 
-    async def _leave_pool(self, group: Any, without: frozenset[str]) -> None:
-        """Remove nodes that never come back from the pool."""
-        for name in without & group.pool_ids.keys():
-            with contextlib.suppress(MillstreamError):  # then an operator does it
-                await ask_node(
-                    self._own.connect(SESSION_S), "ADMIN", "LEAVE", group.pool_ids[name]
-                )
+    async def _leave_pool(self, group: Group, without: frozenset[str]) -> None:
+        """Remove nodes that never come back from the pool, when they are in no group any more."""
+        until_s = time.monotonic() + LEAVE_S_MAX
+        left = [group.pool_ids[name] for name in sorted(without & group.pool_ids.keys())]
+        while left:
+            try:
+                await ask_node(self._own.connect(SESSION_S), "ADMIN", "LEAVE", left[-1])
+                left.pop()
+            except MillstreamError as error:
+                if time.monotonic() > until_s:
+                    _LOG.warning("recovery: %s is still in the pool: %s", ", ".join(left), error)
+                    return
+                await asyncio.sleep(POLL_S)
 
     # ---- nodes
 

@@ -13,6 +13,9 @@ Invariants:
 3. The floor after a loss comes from a copy that may serve itself, asked after the session of the
    owner had ended. Another one may be a branch below what the owner followed.
 4. A stop counts for the index record under which it was given.
+5. Indexes that a pipeline keeps on Spark are waited for while one is heard, and `OUTSIDE_MS_MAX`
+   longer. Without them the part is handed over all the same: the floor stays, so they answer only
+   once they have what was shown before.
 
 Elsewhere: where parts belong (`cluster.core.planner`), moves of data (`cluster.core.moving`).
 """
@@ -28,7 +31,12 @@ from millstream.cluster.core.fail_over import serving
 from millstream.cluster.core.moving import valid_plan
 from millstream.cluster.core.orders import Place
 from millstream.cluster.core.reports import PartReport
-from millstream.cluster.core.settings import FREEZE_WITHIN_SEQNOS, PART_STOPPED_MS_MAX
+from millstream.cluster.core.settings import (
+    FREEZE_WITHIN_SEQNOS,
+    OUTSIDE_MS_MAX,
+    OUTSIDE_TOLD_MS,
+    PART_STOPPED_MS_MAX,
+)
 from millstream.cluster.core.step import Step
 from millstream.model.cluster_maps import Floor, IndexRecord, has_reached
 
@@ -155,7 +163,8 @@ class IndexMoves:
         self, place: Place, record: IndexRecord, owner: str, wanted: str, coming: PartReport
     ) -> IndexChange | None:
         memory, now_ms = self.step.memory, self.step.view.now_ms
-        stopped = memory.stopped.get(place)
+        stopped, going = memory.stopped.get(place), self._part(owner, place)
+        coming = self._without_outside(place, record, going, coming)
         if stopped is not None and stopped.at == record.at:
             if _is_at(coming, stopped.floor):
                 floor = max(stopped.floor, record.floor)
@@ -164,7 +173,6 @@ class IndexMoves:
                 self.step.note(f"{place.partition}: the index of {wanted} does not catch up")
                 return IndexChange(record)  # under a new key: the owner goes on
             return None
-        going = self._part(owner, place)
         if going is None or going.designs != coming.designs:
             return None
         if _is_at(coming, going.reached):
@@ -174,6 +182,32 @@ class IndexMoves:
         elif _is_near(coming, going.reached):
             self.step.order("freeze", owner, place, None, key=record.at)
         return None
+
+    def _without_outside(
+        self, place: Place, record: IndexRecord, going: PartReport | None, coming: PartReport
+    ) -> PartReport:
+        """Return the new part as it counts: indexes that nobody writes any more count no more."""
+        memory, now_ms = self.step.memory, self.step.view.now_ms
+        if going is None or coming.outside_ms is None:
+            return coming
+        if going.designs == coming.designs and _is_at(coming, going.reached):
+            memory.outside.pop(place, None)
+            return coming
+        at, since_ms = memory.outside.get(place, (record.at, now_ms))
+        if at != record.at:
+            since_ms = now_ms
+        memory.outside[place] = record.at, since_ms
+        if min(now_ms - since_ms, coming.outside_ms) < OUTSIDE_MS_MAX:
+            if min(now_ms - since_ms, coming.outside_ms) >= OUTSIDE_TOLD_MS:
+                self.step.note("index parts wait for views that Spark keeps: no pipeline is heard")
+            return coming
+        if going.own_designs != coming.own_designs:
+            return coming
+        reached = coming.own_reached
+        if reached is None:  # all its indexes are kept outside
+            stopped = memory.stopped.get(place)
+            reached = going.reached if stopped is None else max(going.reached, stopped.floor)
+        return replace(coming, designs=going.designs, reached=reached)
 
     def _replace_lost(self, place: Place, record: IndexRecord, wanted: str) -> IndexChange | None:
         memory, owner = self.step.memory, record.owner

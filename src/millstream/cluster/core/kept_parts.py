@@ -72,6 +72,12 @@ class Indexed(NamedTuple):
     """Whether all complete indexes have reached the floor."""
     can_have_shown: bool
     """Whether any index has reached the floor."""
+    own: Floor | None = None
+    """What all complete indexes have that the node keeps itself; None: there are none."""
+    own_designs: str = ""
+    """Digest of these; as `designs`."""
+    outside_ms: int | None = None
+    """Since when no writer outside the node was heard; None: none keeps an index."""
 
 
 def indexed_of(record: IndexRecord, designs: str) -> Indexed:
@@ -136,6 +142,9 @@ def report_of(
         told.can_have_shown if is_owner else told.has_floor,
         part.is_frozen,
         told.designs or f"unknown at {node}",
+        told.own,
+        told.own_designs or f"unknown at {node}",
+        told.outside_ms,
     )
 
 

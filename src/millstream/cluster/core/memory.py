@@ -105,6 +105,9 @@ class Memory:
     floors: dict[Place, tuple[MapKey, int, Floor]] = field(default_factory=dict)
     """What a lost index owner, in its session of this number, may have shown."""
 
+    outside: dict[Place, tuple[MapKey, int]] = field(default_factory=dict)
+    """Since when the hand-over of an index part waits for a writer outside the nodes."""
+
     def forget(self) -> None:
         """Begin anew."""
         vars(self).update(vars(Memory()))

@@ -18,7 +18,7 @@ from millstream.cluster.core.memory import Memory
 from millstream.cluster.core.moving import valid_plan
 from millstream.cluster.core.orders import Place
 from millstream.cluster.core.quorums import serving_copy
-from millstream.cluster.core.settings import STALLED_AFTER_MS
+from millstream.cluster.core.settings import OUTSIDE_TOLD_MS, STALLED_AFTER_MS
 from millstream.cluster.core.step import Step
 from millstream.model.cluster_maps import DataRecord, IndexRecord, MapKey
 from millstream.model.rows import Row, named
@@ -245,6 +245,8 @@ def _why_index(step: Step, place: Place, part: IndexRecord, owner: str | None) -
     if owner is None or part.owner == owner:
         return None
     coming = step.memory.parts.get(owner, {}).get(place)
+    if coming is not None and (coming.outside_ms or 0) >= OUTSIDE_TOLD_MS:
+        return f"its index on {_names(step, [owner])} waits for the pipeline of views on Spark"
     reached = "nothing" if coming is None else f"changes up to {coming.reached.seqno}"
     return f"its index on {_names(step, [owner])} has {reached}"
 

@@ -71,6 +71,12 @@ class PartReport(msgspec.Struct, frozen=True):
     """Whether it has stopped indexing, to be handed over."""
     designs: str = ""
     """Digest of the design documents that it has indexed everything for."""
+    own_reached: Floor | None = None
+    """How far the indexes are that the node keeps itself; None: there are none."""
+    own_designs: str = ""
+    """Digest of the design documents of these."""
+    outside_ms: int | None = None
+    """Since when no writer outside the node (Spark) was heard; None: none keeps an index."""
 
 
 class NodeReport(msgspec.Struct, frozen=True):

@@ -66,6 +66,11 @@ FREEZE_WITHIN_SEQNOS: Final = 1000
 """An index part that is handed over stops indexing when the new one is so near."""
 PART_STOPPED_MS_MAX: Final = 2000
 """If a new index part has not caught up for so long, the old one goes on."""
+OUTSIDE_MS_MAX: Final = 90_000
+"""If no pipeline that keeps indexes on Spark was heard for so long, an index part is handed over
+without waiting for these indexes. They answer once a pipeline has brought them on."""
+OUTSIDE_TOLD_MS: Final = 5000
+"""A hand-over that waits so long for such indexes says so."""
 HAND_OVER_MS: Final = 2000
 """A partition that is being taken over is served by nobody for a moment. It is promoted only if
 that lasts so long."""

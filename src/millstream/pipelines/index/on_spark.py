@@ -23,6 +23,7 @@ from __future__ import annotations
 import secrets
 import time
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 from dataclasses import replace as replaced
 from functools import partial
@@ -43,7 +44,7 @@ from millstream.pipelines.classic import require_classic
 from millstream.pipelines.index.mapping import MapSpec, TaskDone, run_task
 from millstream.pipelines.index.nodes import hosts_of, index_addresses, shown
 from millstream.pipelines.index.planning import PartPlan
-from millstream.pipelines.index.shard import IndexAddress
+from millstream.pipelines.index.shard import IndexAddress, IndexShard
 from millstream.pipelines.index.shards import AWAY, AWAY_S, Shards
 from millstream.pipelines.index.writer import ROWS_PER_COMMIT, Cycle, IndexWriter
 from millstream.pipelines.source import register
@@ -55,6 +56,8 @@ RESTARTS_MAX: Final = 3
 """How often in a row a streaming query is started again that ended soon after its start."""
 QUERY_PAUSE_S: Final = 1.0
 """Pause before a failed query is started again."""
+PLACED_S_MAX: Final = 3.0
+"""How long a node may take to say which nodes the index map places."""
 _LOOK_S: Final = 0.02
 _QUERY: Final = frozenset({"query_failed", "query_ended"})
 _SCHEMA: Final = pa.schema([pa.field("done", pa.binary())])
@@ -144,6 +147,7 @@ class IndexPipeline:
     is_stopping: bool = False
     _client: Client | None = None
     _where: list[IndexAddress] = field(default_factory=list)
+    _placed: list[str] = field(default_factory=list)
     _rows: dict[IndexAddress, list[int]] = field(default_factory=dict)
     _lag: dict[IndexAddress, dict[int, int]] = field(default_factory=dict)
 
@@ -202,8 +206,18 @@ class IndexPipeline:
         if hosts != self.spec.source.hosts:
             source = replaced(self.spec.source, hosts=hosts)
             self.spec = msgspec.structs.replace(self.spec, source=source)
-        self._where = index_addresses(self.spec.address, map_, self.index_nodes)
+        places = index_addresses(self.spec.address, map_, self.index_nodes)
+        self._placed = self._index_map([*self._where, *places])
+        also = (*self.index_nodes, *self._placed)
+        self._where = index_addresses(self.spec.address, map_, also)
         return self._where
+
+    def _index_map(self, addresses: Sequence[IndexAddress]) -> list[str]:
+        """Return the nodes that the index map places, also those without data, as last told."""
+        for address in dict.fromkeys(addresses):
+            with suppress(MillstreamError):
+                return IndexShard(address).state(PLACED_S_MAX).nodes
+        return self._placed
 
     def _spec_at(self, address: IndexAddress) -> MapSpec:
         return msgspec.structs.replace(self.spec, address=address)

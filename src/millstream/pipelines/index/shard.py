@@ -44,6 +44,8 @@ class IndexState(msgspec.Struct, frozen=True):
     positions: dict[int, list[str | int]]
     published: list[int] = []
     left_out: dict[int, str] = {}
+    nodes: list[str] = []
+    """HTTP addresses of the nodes that have parts of the index, in a managed cluster."""
 
     @property
     def where(self) -> dict[int, Position]:
@@ -76,14 +78,14 @@ class IndexShard:
         bucket, design = (quote(name, safe="") for name in (address.bucket, address.design))
         self._path = f"/_millstream/indexes/{bucket}/{design}"
 
-    def state(self) -> IndexState:
-        """Return the state of the index.
+    def state(self, limit_s: float = COMMIT_S) -> IndexState:
+        """Return the state of the index; wait no longer than `limit_s`.
 
         Raises:
             ConditionError: `missing`: no such design document.
             UnavailableError: `index_unavailable`, `unreachable`.
         """
-        return self._state("GET", "", None)
+        return self._state("GET", "", None, limit_s)
 
     def take_over(self, writer: str) -> IndexState:
         """Become the writer.
@@ -127,8 +129,10 @@ class IndexShard:
         """Make a later commit; raises as `load`."""
         return self._state("POST", "/publish", {"fence": fence, **said})
 
-    def _state(self, method: str, page: str, content: Any) -> IndexState:
-        answer = self._http.request(method, self._path + page, content, timeout_s=COMMIT_S)
+    def _state(
+        self, method: str, page: str, content: Any, limit_s: float = COMMIT_S
+    ) -> IndexState:
+        answer = self._http.request(method, self._path + page, content, timeout_s=limit_s)
         return msgspec.convert(answer, IndexState, strict=False)
 
 

@@ -58,8 +58,9 @@ ROWS_PER_COMMIT: Final = 20_000
 ROWS_PER_COMMIT_MAX: Final = 240_000
 """Most rows of one commit. With repeated rows, and one more change of each partition, it stays
 below the documents that a node takes in one commit."""
-KEEP_S: Final = 300.0
-"""How often the node is told, while tasks run, that their files are to stay."""
+KEEP_S: Final = 20.0
+"""How often the node is told, while tasks run, that their files are to stay. An index part is
+handed over without this index if nothing is heard for `OUTSIDE_MS_MAX` of the cluster."""
 
 RunTasks = Callable[[MapSpec, Sequence[Sequence[PartPlan]]], list[TaskDone]]
 """Runs tasks and returns what they did, in any order."""

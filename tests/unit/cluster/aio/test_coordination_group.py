@@ -5,7 +5,9 @@ from __future__ import annotations
 import asyncio
 from pathlib import Path
 
-from millstream.cluster.aio.coordination_group import CoordinationGroup, read_group
+import msgspec
+
+from millstream.cluster.aio.coordination_group import CoordinationGroup, _pool_ids, read_group
 from millstream.cluster.core.elements import ClusterState, Live, NodeRecord
 from millstream.coordination.aio.client.async_client import AsyncClient
 from support.coordination.coordinators import WAIT_S, Nodes, until
@@ -52,6 +54,17 @@ async def test_the_group_grows_to_three_and_gives_way_to_who_takes_a_place(tmp_p
     finally:
         for number in list(nodes.running):
             await nodes.stop(number)
+
+
+def test_an_address_that_a_lost_node_had_is_that_of_the_node_which_has_it_now() -> None:
+    def row(node: bytes, heard_ms: int | None) -> dict[bytes, object]:
+        return {b"node": node, b"coord": b"h:1", b"heard_ms": heard_ms, b"is_here": False}
+
+    old = NodeRecord("old", "h", {"coord": 1}, ("coord",), state="out")
+    new = msgspec.structs.replace(old, name="new", state="in")
+    for nodes in ({"a": old, "b": new}, {"b": new, "a": old}):
+        for rows in ([row(b"x", None), row(b"y", 100)], [row(b"y", 100), row(b"x", 9000)]):
+            assert _pool_ids(rows, ClusterState(nodes=nodes)) == {"b": "y"}
 
 
 async def test_why_the_group_stays_is_told(tmp_path: Path) -> None:

@@ -7,7 +7,7 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from millstream.cluster.aio.joining import CLOCK_MS_MAX, Told
+from millstream.cluster.aio.joining import CLOCK_MS_MAX, CLOCK_MS_WARNED, Told
 from millstream.cluster.aio.state_reader import read_state
 from millstream.cluster.core.identity import CLUSTER_NAME
 from millstream.errors import ConditionError, UnavailableError, UsageError
@@ -108,6 +108,23 @@ async def test_a_node_brings_no_data_and_loses_none(tmp_path: Path) -> None:
         empty = here.node()
         await member_of(empty).join(PLACE, zone="", roles=())
         assert empty.held == []
+
+
+async def test_clocks_that_differ_a_little_are_warned_of(tmp_path: Path) -> None:
+    async with world(tmp_path) as here:
+        await member_of(here.node()).init("flights", 1)
+        joined = await member_of(here.node(held=[])).join(PLACE, zone="", roles=())
+        assert joined["warnings"] == []
+
+        def told(content: bytes) -> bytes:
+            said = msgspec.json.decode(content, type=Told)
+            later = msgspec.structs.replace(said, unix_ms=said.unix_ms + 5 * CLOCK_MS_WARNED)
+            return msgspec.json.encode(later)
+
+        here.told = told
+        joined = await member_of(here.node(held=[])).join(PLACE, zone="", roles=())
+        (warning,) = joined["warnings"]
+        assert "clocks" in warning
 
 
 @pytest.mark.parametrize("code", ["clock", "version", "address_taken", "other_cluster"])

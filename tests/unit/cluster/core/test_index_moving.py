@@ -13,7 +13,12 @@ from millstream.cluster.core.elements import Plan
 from millstream.cluster.core.index_moving import IndexMoves, has_reached, may_answer
 from millstream.cluster.core.memory import Stopped
 from millstream.cluster.core.reports import PartReport
-from millstream.cluster.core.settings import FREEZE_WITHIN_SEQNOS, PART_STOPPED_MS_MAX
+from millstream.cluster.core.settings import (
+    FREEZE_WITHIN_SEQNOS,
+    OUTSIDE_MS_MAX,
+    OUTSIDE_TOLD_MS,
+    PART_STOPPED_MS_MAX,
+)
 from millstream.model.cluster_maps import Floor, IndexMap, IndexRecord, MapKey, next_index_map
 from millstream.model.position import FailoverEntry
 from support.cluster.scene import ACTIVE, HERE, KEY, Scene, copy_report, kinds
@@ -96,6 +101,64 @@ def test_an_owner_that_froze_in_an_older_history_goes_on() -> None:
     scene.index("a", 21, state="active", is_frozen=True)
     scene.index("b", 20, branch=2)
     assert scene.tend() == (scene.index_record, [])
+
+
+def waiting_for_spark(**coming: Any) -> IndexScene:
+    """`b` has all of its own index, and not what a pipeline keeps."""
+    scene = moving()
+    scene.index("a", 9, state="active", designs="both", own_designs="own")
+    others = {"designs": "own", "own_designs": "own", "own_reached": Floor(1, 9)} | coming
+    scene.index("b", 0, outside_ms=0, **others)
+    return scene
+
+
+def test_views_that_spark_keeps_are_waited_for_while_a_pipeline_is_heard() -> None:
+    scene = waiting_for_spark()
+    for _ in range(3):
+        assert scene.tend() == (None, [])
+        scene.now_ms += OUTSIDE_MS_MAX
+    scene.index("b", 9, designs="both", outside_ms=0)
+    assert scene.tend() == (None, [("stop", "a")])
+    assert not scene.memory.outside
+
+
+@pytest.mark.parametrize("own", [Floor(1, 9), None])
+def test_without_a_pipeline_a_part_is_handed_over_and_its_floor_stays(own: Floor | None) -> None:
+    coming = {"designs": "other", "own_designs": "own", "own_reached": own}
+    scene = waiting_for_spark(**coming)
+    assert scene.tend() == (None, [])
+    scene.index("b", 0, outside_ms=OUTSIDE_MS_MAX, **coming)
+    assert scene.tend() == (None, []), "this orchestrator has not waited yet"
+    scene.now_ms += OUTSIDE_MS_MAX
+    step = scene.step()
+    IndexMoves(step).tend(HERE, scene.index_record)
+    assert kinds(step.decision.orders) == [("stop", "a")]
+    scene.memory.stopped[HERE] = Stopped(KEY, Floor(1, 9), scene.now_ms)
+    record, _ = scene.tend()
+    assert record is not None
+    assert (record.owner, record.floor) == ("b", Floor(1, 9))
+
+
+def test_a_hand_over_that_waits_for_a_silent_pipeline_says_so() -> None:
+    scene = waiting_for_spark()
+    scene.tend()
+    scene.now_ms += OUTSIDE_TOLD_MS
+    coming = {"designs": "own", "own_designs": "own", "outside_ms": OUTSIDE_TOLD_MS}
+    scene.index("b", 0, **coming)
+    step = scene.step()
+    IndexMoves(step).tend(HERE, scene.index_record)
+    assert any("pipeline" in note for note in step.decision.notes)
+
+
+def test_indexes_of_the_node_itself_are_waited_for_though_a_pipeline_is_gone() -> None:
+    for coming in ({"own_reached": Floor(1, 8)}, {"own_designs": "none"}):
+        scene = waiting_for_spark(**coming)
+        scene.index("a", 9, state="active", designs="both", own_designs="own", is_frozen=True)
+        scene.tend()
+        scene.now_ms += OUTSIDE_MS_MAX
+        others = {"designs": "own", "own_designs": "own", "own_reached": Floor(1, 9)} | coming
+        scene.index("b", 0, outside_ms=OUTSIDE_MS_MAX, **others)
+        assert ("stop", "a") not in scene.tend()[1]
 
 
 def test_parts_of_other_design_documents_are_not_equal() -> None:

@@ -80,10 +80,26 @@ class FalseShards:
         raise UnavailableError("away")
 
 
+class FalseShard:
+    """An index of which `told` has the nodes, by host; others are away."""
+
+    told: ClassVar[dict[str, list[str]]] = {}
+
+    def __init__(self, address):
+        self.address = address
+
+    def state(self, limit_s):
+        if self.address.host not in self.told:
+            raise UnavailableError("away")
+        return msgspec.structs.replace(state_of([]), nodes=self.told[self.address.host])
+
+
 @pytest.fixture
 def pipeline(monkeypatch, tmp_path):
     FalseShards.made.clear()
+    FalseShard.told.clear()
     monkeypatch.setattr(on_spark, "Shards", FalseShards)
+    monkeypatch.setattr(on_spark, "IndexShard", FalseShard)
     return IndexPipeline(SPEC, tmp_path, index_nodes=("h:7",))
 
 
@@ -114,6 +130,27 @@ def test_the_nodes_of_the_map_are_found_and_remembered(pipeline, monkeypatch):
     assert [(each.host, each.port) for each in found] == [("a", 8), ("b", 9), ("h", 7)]
     assert pipeline.spec.source.hosts == "c:3,a:1,b:2"
     assert [each.design for each in found] == ["d"] * 3
+
+
+def test_nodes_with_parts_of_the_index_and_no_data_are_found_and_stay_while_nobody_answers(
+    pipeline, monkeypatch
+):
+    told = FalseShard.told
+    told["a"] = ["a:8", "i:5"]
+    node = NodeAddress("b", 2)
+    client = FalseClient(ClusterMap(1, 1, (node,), (0,), {}, "u", node, (9,)))
+    monkeypatch.setattr(on_spark, "open_client", lambda source: client)
+
+    def places():
+        return [(each.host, each.port) for each in pipeline._find()]
+
+    assert places() == [("b", 9), ("h", 7)]
+    told["h"] = told.pop("a")
+    assert places() == [("b", 9), ("h", 7), ("a", 8), ("i", 5)]
+    told.clear()
+    assert places() == [("b", 9), ("h", 7), ("a", 8), ("i", 5)]
+    told["b"] = ["b:9"]
+    assert places() == [("b", 9), ("h", 7)], "their parts have moved away"
 
 
 def test_a_report_is_of_all_nodes(pipeline):

@@ -98,6 +98,11 @@ class Staging:
         """The writer has said something."""
         self._heard_at = time.monotonic()
 
+    @property
+    def silent_s(self) -> float:
+        """Seconds since the writer has said something, or since this was made."""
+        return time.monotonic() - self._heard_at
+
     def place(self, fence: int, name: str) -> Path:
         """Return where a file is to be written.
 

@@ -507,7 +507,7 @@ class HostedBucket:
 
     def writer(self, name: str) -> OutsideWriter:
         """Return what a writer outside may do with an index; raises as `query`."""
-        return OutsideWriter(self._found(name)[0], self._indexer)
+        return OutsideWriter(self._found(name)[0], self._indexer, lambda: self._order.owned)
 
     def offers(self, building: Collection[str]) -> list[str]:
         """Return the design documents whose builds a pipeline may do; it says which it does."""

@@ -27,7 +27,7 @@ Source: docs/design/0017-views-on-spark.md.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from itertools import chain
 from typing import TYPE_CHECKING, Any, Final, TypeVar
 
@@ -36,10 +36,12 @@ import msgspec
 from millstream.errors import ConditionError, UsageError
 from millstream.model.position import Position, position_from_json, position_to_json
 from millstream.views.aio.serving.hosted_index import now_ms
+from millstream.views.aio.serving.owned_parts import index_nodes
 from millstream.views.core.index.header import DocumentRows, Judged, MapFailure, PartRead
 
 if TYPE_CHECKING:
     from millstream.views.aio.indexing.indexing import BucketIndexer
+    from millstream.views.aio.serving.bucket_order import OwnedParts
     from millstream.views.aio.serving.hosted_index import HostedIndex
     from millstream.views.core.index.index import Published
     from millstream.views.core.index.staged import Row
@@ -86,15 +88,27 @@ class OutsideWriter:
     Args:
         hosted: the index.
         indexer: of its bucket.
+        owned: returns who answers for which partition; None: the bucket's map says.
     """
 
-    def __init__(self, hosted: HostedIndex, indexer: BucketIndexer) -> None:
+    def __init__(
+        self,
+        hosted: HostedIndex,
+        indexer: BucketIndexer,
+        owned: Callable[[], OwnedParts | None] = lambda: None,
+    ) -> None:
         self._hosted = hosted
         self._indexer = indexer
+        self._owned = owned
 
     def state(self) -> dict[str, Any]:
-        """Return the state of the index."""
-        return index_state(self._hosted)
+        """Return the state of the index, and which nodes have parts of it (HOST:PORT, HTTP)."""
+        return index_state(self._hosted) | {"nodes": index_nodes(self._owned())}
+
+    def _frozen(self) -> Collection[int]:
+        """Return the partitions that are being handed over: nobody writes them."""
+        owned = self._owned()
+        return () if owned is None else owned.frozen
 
     async def take_over(self, writer: str) -> dict[str, Any]:
         """Become the writer.
@@ -128,6 +142,7 @@ class OutsideWriter:
     async def judge(self, fence: int) -> dict[str, Any]:
         """Roll the index back where its source refuses positions. Each cycle begins with it.
 
+        Partitions that are being handed over have no position: they are not to be read.
         Staged files that were not committed are removed.
         """
 
@@ -137,7 +152,10 @@ class OutsideWriter:
             self._hosted.index.roll_back(judged, now_ms())
 
         await self._changed(work)
-        return index_state(self._hosted)
+        state = index_state(self._hosted)
+        frozen = {str(partition) for partition in self._frozen()}
+        kept = {p: each for p, each in state["positions"].items() if p not in frozen}
+        return state | {"positions": kept}
 
     async def keep(self, fence: int) -> dict[str, Any]:
         """The writer is at work: its files stay. Return the names of those that are whole.
@@ -213,8 +231,14 @@ class OutsideWriter:
         return _published_as_json(published, self._hosted)
 
     async def _changed(self, work: Callable[[Mapping[int, Judged]], _Result]) -> _Result:
+        """Work; partitions that are handed over are not judged, so they stay as they are."""
         self._hosted.staging.heard()
-        return await self._indexer.change(self._hosted.signature, work)
+
+        def work_on(judged: Mapping[int, Judged]) -> _Result:
+            frozen = self._frozen()
+            return work({p: one for p, one in judged.items() if p not in frozen})
+
+        return await self._indexer.change(self._hosted.signature, work_on)
 
     def _check(self, fence: int) -> None:
         self._hosted.staging.heard()

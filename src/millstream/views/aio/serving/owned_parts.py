@@ -42,6 +42,7 @@ __all__ = [
     "Asked",
     "PartsTold",
     "check_asked",
+    "index_nodes",
     "is_kept_fresh",
     "records_in",
     "refused",
@@ -262,6 +263,18 @@ def is_kept_fresh(order: BucketOrder, design: DesignDocument) -> bool:
     return design.autoupdate or (order.owned is not None and bool(order.passive))
 
 
+def index_nodes(owned: OwnedParts | None) -> list[str]:
+    """Return the HTTP addresses of nodes that have parts of the index, or are making them."""
+    if owned is None:
+        return []
+    placed = {node for record in owned.records.values() for node in record.placed}
+    members = (owned.members[node] for node in sorted(placed & owned.members.keys()))
+    return [
+        f"[{one.host}]:{one.http}" if ":" in one.host else f"{one.host}:{one.http}"
+        for one in members
+    ]
+
+
 class PartsTold:
     """How far the indexes of a bucket are, for the node that this process belongs to.
 
@@ -292,33 +305,42 @@ class PartsTold:
             known: `count` of the answer that the asker has.
 
         Returns:
-            `count`; and, if that is another one than `known`, `designs`, `parts` (key of the
-                record, and what `position_in` returns) and `cleaning`.
+            `count`; `outside_s`, since when no writer outside was heard, None without an index
+                that one keeps; and, if `count` is another one than `known`, `designs`, `parts`
+                (key of the record, what `position_in` returns, and what all complete indexes have
+                that are kept here, None without any), `own_designs` of these, and `cleaning`.
         """
         owned = order.owned
+        silent = [each.staging.silent_s for each in opened if each.design.engine == "spark"]
+        outside = {"outside_s": min(silent, default=None)}
         if owned is None:
             return {"count": 0, "designs": "", "parts": {}, "cleaning": []}
         judged = await indexer.judged(is_new=False)
-        complete, others = list[Header](), list[Header]()
+        complete, others, own = list[Header](), list[Header](), list[Header]()
         for hosted in opened:
             is_built = indexer.is_built(hosted.signature)
             (complete if is_built else others).append(hosted.index.newest)
+            if is_built and hosted.design.engine == "node":
+                own.append(hosted.index.newest)
         seen = (order, judged, is_opening, len(complete), *complete, *others)
         if len(seen) == len(self._seen) and all(map(operator.is_, seen, self._seen)):
-            return {"count": self._count} if known == self._count else self._told
+            told = {"count": self._count} if known == self._count else self._told
+            return told | outside
         every = [*complete, *others]
         self._count += 1
         self._seen = seen
         self._told = {
             "count": self._count,
             "designs": "" if is_opening else digest_of(one.signature for one in complete),
+            "own_designs": "" if is_opening else digest_of(one.signature for one in own),
             "parts": {
                 p: (
                     owned.records[p].at,
                     *position_in(p, complete, others, judged.get(p), owned.floor(p)),
+                    position_in(p, own, (), judged.get(p), owned.floor(p)).least if own else None,
                 )
                 for p in (*order.active, *order.passive)
             },
             "cleaning": sorted({p for one in every for p in members_of(one.bitmap("cleanup"))}),
         }
-        return self._told
+        return self._told | outside

@@ -5,13 +5,16 @@ import json
 import time
 from types import SimpleNamespace
 
+import msgspec
 import pytest
 
 from millstream.errors import ConditionError, UnavailableError, UsageError
+from millstream.model.cluster_maps import IndexRecord, MapKey
 from millstream.model.position import Position, position_from_json, position_to_json
 from millstream.views.aio.indexing import indexing
 from millstream.views.aio.indexing import staging as staging_module
 from millstream.views.aio.serving import outside_writer
+from millstream.views.aio.serving.bucket_order import OwnedParts
 from millstream.views.core.collation import encode_key
 from millstream.views.core.design.design_documents import parse_design
 from millstream.views.core.index import offers
@@ -231,6 +234,32 @@ async def test_a_part_that_does_not_join_is_left_out(hosted, writer):
     assert await hosted.sums(update="false") == {"a": 210, "b": 225}
     await writer.read()
     assert await hosted.sums() == {"a": 210 + 1710, "b": 225 + 1725}
+
+
+async def test_partitions_that_are_handed_over_are_not_written(hosted, writer):
+    fill(hosted, 20)
+    await writer.take_over()
+    await writer.load()
+    records = {p: IndexRecord(MapKey(1, 1), "a") for p in range(PARTITIONS)}
+    order = hosted.order()
+    owned = OwnedParts("a", records, {}, [*range(PARTITIONS)], [0])
+    await hosted.bucket.apply(msgspec.structs.replace(order, owned=owned))
+    whole = writer.calls.state()["positions"]
+    fill(hosted, 20, first=100)
+    state = await writer.calls.judge(writer.fence)
+    assert state["positions"].keys() == whole.keys() - {"0"}, "it is not to be read"
+    done = await writer.publish(
+        {p: {**one, "start": whole[p]} for p, one in writer.parts().items()}
+    )
+    assert done["left_out"] == {"0": "not_judged"}
+    assert sorted(done["published"]) == [*range(1, PARTITIONS)]
+    assert done["positions"]["0"] == whole["0"]
+    told = await hosted.bucket.parts(0)
+    assert told["outside_s"] < 60
+    assert told["parts"][0][-1] is None, "the node keeps no index itself"
+    await hosted.bucket.apply(order)
+    await writer.read()
+    assert await hosted.sums() == {"a": 90 + 1090, "b": 100 + 1100}
 
 
 async def test_an_outside_index_rolls_back_with_its_source(hosted, writer):

@@ -11,6 +11,7 @@ from millstream.views.aio.serving import owned_parts
 from millstream.views.aio.serving.bucket_order import BucketOrder, Member, NodeShare, OwnedParts
 from millstream.views.aio.serving.owned_parts import (
     check_asked,
+    index_nodes,
     is_kept_fresh,
     refused,
     shares_of,
@@ -82,6 +83,13 @@ def test_a_refusal_names_some_partitions() -> None:
 
 def owned(records: dict[int, IndexRecord], frozen: tuple[int, ...] = ()) -> OwnedParts:
     return OwnedParts("a", records, {}, list(range(PARTITIONS)), list(frozen))
+
+
+def test_nodes_with_parts_are_those_that_a_record_places() -> None:
+    members = {"a": Member("n1", "h", 1), "b": Member("n2", "::1", 2), "c": Member("n3", "h", 3)}
+    records = {0: IndexRecord(KEY, "a", "b"), 1: IndexRecord(KEY, "gone")}
+    assert index_nodes(OwnedParts("a", records, members, [])) == ["h:1", "[::1]:2"]
+    assert index_nodes(None) == []
 
 
 async def test_a_query_waits_briefly_for_a_newer_record() -> None:
