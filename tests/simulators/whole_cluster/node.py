@@ -29,7 +29,7 @@ from simulators.whole_cluster.index import Index
 if TYPE_CHECKING:
     from simulators.whole_cluster.world import World
 
-EVENTS_OF_A_TICK = 3
+EXCHANGES_OF_A_TICK = 2
 
 
 class View:
@@ -353,26 +353,33 @@ class Node(modelled.Node):
 
     def run(self, following: Any, count: int) -> None:
         """Let bytes of a connection arrive at both ends."""
+        if self._finds_ways(following):
+            with self.working():
+                following.link.run(count)
+            following.source.owner.acknowledge()
+            self.acknowledge()
+
+    def _finds_ways(self, following: Any) -> bool:
+        """Look which ways of a connection are open; return whether any is."""
         source, world, link = following.source, self.world, following.link
         link.is_told = world.may_reach(self, source.owner)
         link.is_heard = world.may_reach(source.owner, self)
-        if not (link.is_told or link.is_heard):
-            return
-        with self.working():
-            link.run(count)
-        source.owner.acknowledge()
-        self.acknowledge()
+        return bool(link.is_told or link.is_heard)
 
     def tick(self) -> None:
         """A moment of its connections: no-ops are sent and answered."""
         for following in list(self.engine.following.values()):
-            source = following.source
-            if following.link.is_cut or self.world.rng.random() > 0.9 * self.pace:
+            link, source = following.link, following.source
+            if link.is_cut or self.world.rng.random() > 0.9 * self.pace:
                 continue
-            link = following.link
             link.producer.on_tick(source.now_ms())
             link.to_consumer += link.producer.take_replies()
-            self.run(following, EVENTS_OF_A_TICK)
+            if self._finds_ways(following):
+                with self.working():
+                    for _ in range(EXCHANGES_OF_A_TICK):
+                        if not link.is_cut:
+                            link.exchange()
+                source.owner.acknowledge()
             if self.is_up and self.world.rng.random() < 0.1:
                 following.feed.ask_highs()
 
