@@ -157,9 +157,7 @@ ENGINE: Final[dict[str, Plant]] = {
     "engine: older records replace newer ones": Plant(
         0, ((adopted_records, "is_news", lambda record, known: record != known),)
     ),
-    "engine: promises are not durable": Plant(
-        0, ((Copies, "promise_all", _promises_in_memory),)
-    ),
+    "engine: promises are not durable": Plant(0, ((Copies, "promise_all", _promises_in_memory),)),
     "engine: an active copy that promised serves on": Plant(
         0, ((Copies, "promise_all", _promises_and_serves),)
     ),
