@@ -32,6 +32,9 @@ if TYPE_CHECKING:
 EXCHANGES_OF_A_TICK = 2
 
 
+NO_RIGHT = Right(False, False)
+
+
 class View:
     """A copy as the rest of the simulated cluster sees it."""
 
@@ -96,6 +99,10 @@ class Held(Mapping[Place, View]):
         if view.state is PartitionState.ABSENT:
             raise KeyError(place)
         return view
+
+    def get(self, place: Place, default: Any = None) -> Any:
+        view = self._views[place]
+        return default if view.state is PartitionState.ABSENT else view
 
     def __iter__(self) -> Iterator[Place]:
         absent = PartitionState.ABSENT
@@ -180,10 +187,11 @@ class Node(modelled.Node):
     # ---- serving
 
     def right(self, place: Place) -> Right:
-        bucket = self.engine.bucket
-        if not self.is_up or bucket.record(place.partition) is None:
-            return Right(False, False)
-        return bucket.right_now(place.partition)
+        engine = self.engine
+        is_active = engine.partitions[place.partition].state is ACTIVE
+        if engine.is_down or not is_active or engine.adopted is None:
+            return NO_RIGHT
+        return engine.bucket.right_now(place.partition)
 
     def log_of(self, copy: Copy) -> Log:
         return self.copies._views[copy.place].log
@@ -220,7 +228,7 @@ class Node(modelled.Node):
     def acknowledge(self, place: Place | None = None) -> None:
         """Clients are told what has reached the level that they asked for."""
         for copy in self.engine.copies if self.is_up else ():
-            if copy.partition.state is ACTIVE:
+            if copy.pending and copy.partition.state is ACTIVE:
                 for change, level in copy.take_acknowledged():
                     self.world.truth.acked[copy.place].append((change.number, level))
                     self.world.count(f"acknowledged {level}")
