@@ -9,7 +9,7 @@ from millstream.cluster.aio.messages import OrdersRequest
 from millstream.cluster.aio.state_reader import maps_of
 from millstream.cluster.core.admission import Step
 from millstream.cluster.core.elements import ClusterState, Live, boots_path
-from millstream.cluster.core.orders import Order, Place
+from millstream.cluster.core.orders import Order, Place, Reply
 from millstream.cluster.core.reports import NodeReport
 from millstream.cluster.core.settings import SESSION_TTL_MS
 from millstream.cluster.core.writes import open_session
@@ -21,9 +21,10 @@ from millstream.model.serving_rights import Right, lease_until_ms
 from millstream.vsr.core.versions import NEVER, Version
 from simulators.cluster import node as modelled
 from simulators.cluster.node import Log
+from simulators.cluster.truth import WrongError
 from simulators.simulation.link import done
 from simulators.simulation.node import ACTIVE, KEYS
-from simulators.whole_cluster.engine import Copy, Engine
+from simulators.whole_cluster.engine import RECORDS, Copy, Engine
 from simulators.whole_cluster.index import Index
 
 if TYPE_CHECKING:
@@ -209,6 +210,8 @@ class Node(modelled.Node):
         if partition.refusal is not None or bucket.writes.refuses(place.partition):
             world.count("writes refused by nodes")
             return
+        if not self.right(place).is_given:
+            raise WrongError(f"{self.name} accepts a write of {place} and may not serve")
         truth, before = world.truth, partition.high_seqno
         key = rng.choice(KEYS)
         is_delete = rng.random() < 0.2
@@ -337,7 +340,22 @@ class Node(modelled.Node):
             reply = done(self.engine.taker.take(OrdersRequest((order,))))
         if reply is None or not self.is_up:
             return None
+        self.check_durable(reply.replies[0])
         return reply.report if order.kind == "report" and reply.report else reply.replies[0]
+
+    def check_durable(self, reply: Reply) -> None:
+        """What a reply tells is on the disk: the record, the promise, and who serves."""
+        copy, engine = reply.copy, self.engine
+        if copy is None or engine.adopted is None:
+            return
+        p = copy.standing.partition
+        kept, found = engine.files[RECORDS].records[p], engine.store.partition(p)
+        if kept.at < copy.at:
+            raise WrongError(f"{self.name} tells record {copy.at} and has {kept.at} on disk")
+        if reply.code == "promised" and found.last_branch < reply.branch:
+            raise WrongError(f"{self.name} promises {reply.branch}, on disk {found.last_branch}")
+        if copy.standing.state is ACTIVE and found.state is not ACTIVE:
+            raise WrongError(f"{self.name} serves {p}, on its disk it is {found.state.name}")
 
     def report(self) -> NodeReport:
         return self.engine.taker.report()
