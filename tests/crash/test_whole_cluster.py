@@ -1,4 +1,4 @@
-"""Whole clusters on seeds: real engines, streams, orders and decisions while everything goes wrong.
+"""Whole clusters on seeds: real engines, streams, orders and decisions, while all goes wrong.
 
 `make whole-cluster` runs more; a failing seed says how to repeat it.
 """
