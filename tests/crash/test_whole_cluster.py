@@ -1,4 +1,4 @@
-"""Whole clusters on seeds: real engines, streams, orders and decisions while all goes wrong.
+"""Whole clusters on seeds: real engines, streams, orders and decisions, while all goes wrong.
 
 `make whole-cluster` runs more; a failing seed says how to repeat it.
 """
@@ -9,6 +9,7 @@ import os
 
 import pytest
 
+from simulators.whole_cluster.plants import FOUND, planted
 from simulators.whole_cluster.schedules import Schedule, run
 
 SEEDS, CASES = int(os.environ.get("MILLSTREAM_WHOLE_CLUSTER_SEEDS", "60")), 4
@@ -29,3 +30,14 @@ def test_one_seed_reproduces_exactly() -> None:
         traces.append((lines, schedule.world.now_ms, schedule.world.counts))
     assert traces[0] == traces[1]
     assert traces[0][0]
+
+
+@pytest.mark.parametrize("name", FOUND)
+def test_a_planted_mistake_is_found(name: str) -> None:
+    with planted(name):
+        assert run(FOUND[name]) is not None
+
+
+def test_without_the_mistakes_their_seeds_end_well() -> None:
+    for seed in sorted(set(FOUND.values())):
+        assert run(seed) is None, seed

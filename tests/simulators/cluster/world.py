@@ -70,7 +70,7 @@ class World:
         self.counts: Counter[str] = Counter()
         self.uuid, self.now_ms = "c1", 1000
         self.flying: list[tuple[Any, ...]] = []
-        self.space = Namespace()
+        self.space = self.new_space()
         self.clocks_good = rng.random() < 0.7
         self.replicas = rng.choice((0, 1, 1, 2, 2))
         self.places = [Place(BUCKET, number) for number in range(rng.choice((1, 2, 3)))]
@@ -92,6 +92,9 @@ class World:
         self._found(list(self.nodes)[:count], settings)
         self.gateways = [Gateway(self), Gateway(self)]
         self.orchestrators = [Orchestrator(self, "o0"), Orchestrator(self, "o1")]
+
+    def new_space(self) -> Namespace:
+        return Namespace()
 
     def new_node(self, name: str, zone: str) -> Node:
         return Node(self, name, zone)

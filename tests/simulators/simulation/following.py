@@ -69,10 +69,10 @@ class Following:
     # -- an end of a link
 
     def receive(self, data: bytes) -> int:
-        before = self.feed.figures().changes_total
+        before = self.feed._changes_total
         self.feed.receive(data, self.node.now_ms())
         self._step()
-        return 1 + self.feed.figures().changes_total - before
+        return 1 + self.feed._changes_total - before
 
     def take_bytes(self) -> bytes:
         self._take_effects()

@@ -108,7 +108,8 @@ class Engine(simulated.Node):
             self.manage(known)
 
     def restart(self) -> None:
-        self.is_down = False
+        """Start again; a start that finds no space is tried again until there is some."""
+        self.is_down = self.is_full = False
         self.tries.clear()
         self.start()
         if self.adopted is not None:

@@ -9,7 +9,7 @@ from millstream.cluster.aio.messages import OrdersRequest
 from millstream.cluster.aio.state_reader import maps_of
 from millstream.cluster.core.admission import Step
 from millstream.cluster.core.elements import ClusterState, Live, boots_path
-from millstream.cluster.core.orders import Order, Place
+from millstream.cluster.core.orders import Order, Place, Reply
 from millstream.cluster.core.reports import NodeReport
 from millstream.cluster.core.settings import SESSION_TTL_MS
 from millstream.cluster.core.writes import open_session
@@ -21,15 +21,19 @@ from millstream.model.serving_rights import Right, lease_until_ms
 from millstream.vsr.core.versions import NEVER, Version
 from simulators.cluster import node as modelled
 from simulators.cluster.node import Log
+from simulators.cluster.truth import WrongError
 from simulators.simulation.link import done
 from simulators.simulation.node import ACTIVE, KEYS
-from simulators.whole_cluster.engine import Copy, Engine
+from simulators.whole_cluster.engine import RECORDS, Copy, Engine
 from simulators.whole_cluster.index import Index
 
 if TYPE_CHECKING:
     from simulators.whole_cluster.world import World
 
-EVENTS_OF_A_TICK = 3
+EXCHANGES_OF_A_TICK = 2
+
+
+NO_RIGHT = Right(False, False)
 
 
 class View:
@@ -96,6 +100,10 @@ class Held(Mapping[Place, View]):
         if view.state is PartitionState.ABSENT:
             raise KeyError(place)
         return view
+
+    def get(self, place: Place, default: Any = None) -> Any:
+        view = self._views[place]
+        return default if view.state is PartitionState.ABSENT else view
 
     def __iter__(self) -> Iterator[Place]:
         absent = PartitionState.ABSENT
@@ -180,10 +188,11 @@ class Node(modelled.Node):
     # ---- serving
 
     def right(self, place: Place) -> Right:
-        bucket = self.engine.bucket
-        if not self.is_up or bucket.record(place.partition) is None:
-            return Right(False, False)
-        return bucket.right_now(place.partition)
+        engine = self.engine
+        is_active = engine.partitions[place.partition].state is ACTIVE
+        if engine.is_down or not is_active or engine.adopted is None:
+            return NO_RIGHT
+        return engine.bucket.right_now(place.partition)
 
     def log_of(self, copy: Copy) -> Log:
         return self.copies._views[copy.place].log
@@ -201,6 +210,8 @@ class Node(modelled.Node):
         if partition.refusal is not None or bucket.writes.refuses(place.partition):
             world.count("writes refused by nodes")
             return
+        if not self.right(place).is_given:
+            raise WrongError(f"{self.name} accepts a write of {place} and may not serve")
         truth, before = world.truth, partition.high_seqno
         key = rng.choice(KEYS)
         is_delete = rng.random() < 0.2
@@ -220,7 +231,7 @@ class Node(modelled.Node):
     def acknowledge(self, place: Place | None = None) -> None:
         """Clients are told what has reached the level that they asked for."""
         for copy in self.engine.copies if self.is_up else ():
-            if copy.partition.state is ACTIVE:
+            if copy.pending and copy.partition.state is ACTIVE:
                 for change, level in copy.take_acknowledged():
                     self.world.truth.acked[copy.place].append((change.number, level))
                     self.world.count(f"acknowledged {level}")
@@ -329,7 +340,22 @@ class Node(modelled.Node):
             reply = done(self.engine.taker.take(OrdersRequest((order,))))
         if reply is None or not self.is_up:
             return None
+        self.check_durable(reply.replies[0])
         return reply.report if order.kind == "report" and reply.report else reply.replies[0]
+
+    def check_durable(self, reply: Reply) -> None:
+        """What a reply tells is on the disk: the record, the promise, and who serves."""
+        copy, engine = reply.copy, self.engine
+        if copy is None or engine.adopted is None:
+            return
+        p = copy.standing.partition
+        kept, found = engine.files[RECORDS].records[p], engine.store.partition(p)
+        if kept.at < copy.at:
+            raise WrongError(f"{self.name} tells record {copy.at} and has {kept.at} on disk")
+        if reply.code == "promised" and found.last_branch < reply.branch:
+            raise WrongError(f"{self.name} promises {reply.branch}, on disk {found.last_branch}")
+        if copy.standing.state is ACTIVE and found.state is not ACTIVE:
+            raise WrongError(f"{self.name} serves {p}, on its disk it is {found.state.name}")
 
     def report(self) -> NodeReport:
         return self.engine.taker.report()
@@ -353,26 +379,33 @@ class Node(modelled.Node):
 
     def run(self, following: Any, count: int) -> None:
         """Let bytes of a connection arrive at both ends."""
+        if self._finds_ways(following):
+            with self.working():
+                following.link.run(count)
+            following.source.owner.acknowledge()
+            self.acknowledge()
+
+    def _finds_ways(self, following: Any) -> bool:
+        """Look which ways of a connection are open; return whether any is."""
         source, world, link = following.source, self.world, following.link
         link.is_told = world.may_reach(self, source.owner)
         link.is_heard = world.may_reach(source.owner, self)
-        if not (link.is_told or link.is_heard):
-            return
-        with self.working():
-            link.run(count)
-        source.owner.acknowledge()
-        self.acknowledge()
+        return bool(link.is_told or link.is_heard)
 
     def tick(self) -> None:
         """A moment of its connections: no-ops are sent and answered."""
         for following in list(self.engine.following.values()):
-            source = following.source
-            if following.link.is_cut or self.world.rng.random() > 0.9 * self.pace:
+            link, source = following.link, following.source
+            if link.is_cut or self.world.rng.random() > 0.9 * self.pace:
                 continue
-            link = following.link
             link.producer.on_tick(source.now_ms())
             link.to_consumer += link.producer.take_replies()
-            self.run(following, EVENTS_OF_A_TICK)
+            if self._finds_ways(following):
+                with self.working():
+                    for _ in range(EXCHANGES_OF_A_TICK):
+                        if not link.is_cut:
+                            link.exchange()
+                source.owner.acknowledge()
             if self.is_up and self.world.rng.random() < 0.1:
                 following.feed.ask_highs()
 

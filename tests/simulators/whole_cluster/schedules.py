@@ -25,7 +25,9 @@ class Schedule(modelled.Schedule):
 
     def __init__(self, seed: int) -> None:
         super().__init__(seed)
-        self.weights |= {"read_on": 12.0, "tend": 2.0}
+        self.weights |= {
+            "read_on": 8.0, "tend": 1.5, "write": 9.0, "turn": self.rng.choice((0.5, 2.0, 6.0)),
+        }  # fmt: skip
 
     def run(self, steps: int) -> None:
         self.begin()

@@ -13,6 +13,7 @@ from millstream.model.rows import Row
 from simulators.cluster import world as modelled
 from simulators.cluster.world import BUCKET, KEY
 from simulators.simulation.truth import Change
+from simulators.whole_cluster.coordination import Space
 from simulators.whole_cluster.node import Node
 from simulators.whole_cluster.readers import Follower
 from simulators.whole_cluster.truth import Truth
@@ -65,6 +66,9 @@ class World(modelled.World):
         return FailoverEntry(uuid, seqno, last_branch + 1)
 
     # ---- the beginning
+
+    def new_space(self) -> Any:
+        return Space()
 
     def new_node(self, name: str, zone: str) -> Node:
         return Node(self, name, zone)
