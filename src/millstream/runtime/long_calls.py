@@ -46,16 +46,14 @@ from typing import Any, Final, TypeVar
 from millstream.errors import UnavailableError
 
 __all__ = [
-    "BESIDE_BYTES_MIN", "CALL_S_MAX", "IDLE_S", "LONG_CALL_FAILED", "MEMORY_BYTES_MAX",
-    "PROCESSES_MAX", "CallProcesses", "call_apart", "end_idle_ones", "run_apart", "serve",
+    "BESIDE_BYTES_MIN", "CALL_S_MAX", "IDLE_S", "MEMORY_BYTES_MAX", "PROCESSES_MAX",
+    "CallProcesses", "call_apart", "end_idle_ones", "run_apart", "serve",
 ]  # fmt: skip
 
 PROCESSES_MAX: Final = 2
 """Processes of one node."""
 IDLE_S: Final = 60.0
 """How long a process stays that has nothing to do."""
-LONG_CALL_FAILED: Final = "long_call_failed"
-"""Code of the error of a call whose process failed."""
 CALL_S_MAX: Final = 120
 """Longest time until a call is answered, in seconds."""
 MEMORY_BYTES_MAX: Final = 2 * 1024**3
@@ -261,7 +259,7 @@ def _failed(what: str) -> UnavailableError:
     return UnavailableError(
         f"the process that examines large texts {what}; nothing has changed; try again, or send "
         "less at a time",
-        code=LONG_CALL_FAILED,
+        code="long_call_failed",
     )
 
 

@@ -72,7 +72,6 @@ from millstream.gateway.core.document_options import is_true, parse_revs
 from millstream.gateway.core.errors import body_of
 from millstream.gateway.core.multipart import end, missing_part
 from millstream.gateway.core.old_revisions import OldRevisions
-from millstream.runtime.long_calls import LONG_CALL_FAILED
 
 __all__ = [
     "BULK_BYTES_MAX", "READ_TOGETHER_MAX", "REVISIONS_ASKED_MAX",
@@ -113,7 +112,7 @@ class _Asked(NamedTuple):
 _revs: Final = msgspec.json.Decoder(dict[str, list[str]]).decode
 _Result = TypeVar("_Result")
 _LOCAL: Final = "_local/"
-_OF_THE_WHOLE: Final = (LONG_CALL_FAILED,)
+_OF_THE_WHOLE: Final = ("long_call_failed",)
 """Errors of one document for which all are refused: replicators pass over what a row refuses."""
 _OF_A_CLIENTS_WHOLE: Final = (*_OF_THE_WHOLE, "illegal_docid", "doc_validation")
 """The same where clients write."""
