@@ -162,6 +162,34 @@ def test_a_bucket_that_is_opened_on_a_full_disk_serves_reads_or_comes_back_with_
     assert node.stop() == 0
 
 
+def test_without_space_a_local_document_is_refused_and_the_engine_goes_on(
+    make_node: MakeNode, tmp_path: Path
+) -> None:
+    disk = tmp_path / "node"
+    node = make_node("--bucket", f"{BUCKET}:4", "--no-coord", prefix=in_small_disk(disk, "6m"))
+    node.start()
+    in_its_disk(node, "dd", "if=/dev/zero", f"of={disk}/filler", "bs=1k")
+    engine = node.pids()[1]
+    local = f"{node.http}/{BUCKET}/_local/checkpoint"
+    for _ in range(2):
+        assert put_text(local) == (503, "disk_full")
+    in_its_disk(node, "rm", f"{disk}/filler")
+    assert put_text(local)[0] == 201
+    assert node.pids()[1] == engine
+    assert node.stop() == 0
+
+
+def put_text(url: str) -> tuple[int, str]:
+    asked = urllib.request.Request(url, b'{"a":1}', {"Content-Type": "application/json"})
+    asked.method = "PUT"
+    try:
+        with urllib.request.urlopen(asked, timeout=10) as answer:
+            return answer.status, ""
+    except urllib.error.HTTPError as error:
+        with error:
+            return error.code, json.loads(error.read())["error"]
+
+
 def up(node: NodeProcess) -> tuple[int, dict[str, object]]:
     with contextlib.suppress(OSError):
         try:

@@ -137,6 +137,8 @@ class BulkTexts(NamedTuple):
 
     texts: Sequence[bytes | msgspec.Raw]
     new_edits: bool
+    local_ids: Mapping[int, str]
+    """Ids of those documents that stay in their database, by their place."""
 
 
 _bulk: Final = msgspec.json.Decoder(_Bulk).decode
@@ -162,7 +164,19 @@ def bulk_texts(data: bytes) -> BulkTexts:
         ) from error
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
         raise UsageError(f"the body is not JSON: {error}", code="bad_json") from error
-    return BulkTexts(said.docs, said.new_edits)
+    local_ids = dict[int, str]()
+    if b"_local" in data:
+        for place, text in enumerate(said.docs):
+            if (doc_id := _local_id(bytes(text))) is not None:
+                local_ids[place] = doc_id
+    return BulkTexts(said.docs, said.new_edits, local_ids)
+
+
+def _local_id(text: bytes) -> str | None:
+    if b"_local" not in text:
+        return None
+    doc_id = named(text).id
+    return doc_id if isinstance(doc_id, str) and doc_id.startswith("_local/") else None
 
 
 def sliced(data: bytes) -> BulkTexts:

@@ -46,24 +46,14 @@ from typing import Any, Final, TypeVar
 from millstream.errors import UnavailableError
 
 __all__ = [
-    "BESIDE_BYTES_MIN",
-    "CALL_S_MAX",
-    "IDLE_S",
-    "LONG_CALL_FAILED",
-    "MEMORY_BYTES_MAX",
-    "PROCESSES_MAX",
-    "CallProcesses",
-    "call_apart",
-    "run_apart",
-    "serve",
+    "BESIDE_BYTES_MIN", "CALL_S_MAX", "IDLE_S", "MEMORY_BYTES_MAX", "PROCESSES_MAX",
+    "CallProcesses", "call_apart", "end_idle_ones", "run_apart", "serve",
 ]  # fmt: skip
 
 PROCESSES_MAX: Final = 2
 """Processes of one node."""
 IDLE_S: Final = 60.0
 """How long a process stays that has nothing to do."""
-LONG_CALL_FAILED: Final = "long_call_failed"
-"""Code of the error of a call whose process failed."""
 CALL_S_MAX: Final = 120
 """Longest time until a call is answered, in seconds."""
 MEMORY_BYTES_MAX: Final = 2 * 1024**3
@@ -225,7 +215,7 @@ class CallProcesses:
         name = (function.__module__, function.__qualname__)
         with self._free:
             while True:
-                process = self._idle.pop() if self._idle else self._start()
+                process = self._one_that_is_idle() or self._start()
                 was_new = process.is_new
                 try:
                     is_good, result = process.call(name, arguments)
@@ -249,8 +239,14 @@ class CallProcesses:
 
     def close(self) -> None:
         """End the processes that do nothing; a later call starts one again."""
-        while self._idle:
-            self._idle.pop().end()
+        while (process := self._one_that_is_idle()) is not None:
+            process.end()
+
+    def _one_that_is_idle(self) -> _CallProcess | None:
+        try:
+            return self._idle.pop()
+        except IndexError:  # another thread may have taken the last one just now
+            return None
 
     def _start(self) -> _CallProcess:
         try:
@@ -263,7 +259,7 @@ def _failed(what: str) -> UnavailableError:
     return UnavailableError(
         f"the process that examines large texts {what}; nothing has changed; try again, or send "
         "less at a time",
-        code=LONG_CALL_FAILED,
+        code="long_call_failed",
     )
 
 
@@ -271,6 +267,7 @@ _processes: Final = CallProcesses()
 atexit.register(_processes.close)
 call_apart: Final = _processes.call
 run_apart: Final = _processes.run
+end_idle_ones: Final = _processes.close
 
 
 # -- the other process

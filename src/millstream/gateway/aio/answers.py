@@ -7,13 +7,14 @@ from __future__ import annotations
 
 import asyncio
 import zlib
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Sequence
 from typing import Any, Final, cast
 
 import msgspec
 from aiohttp import web
 
 from millstream.access.users import Right, User
+from millstream.documents.json_text import LARGE_BYTES
 from millstream.errors import AccessError, UsageError
 from millstream.gateway.aio.room import hold
 from millstream.gateway.core.api.node import NodeApi
@@ -41,6 +42,7 @@ __all__ = [
     "asker",
     "design_of",
     "is_bearer",
+    "joined",
     "raw_answer",
     "read_body",
     "read_object",
@@ -131,7 +133,12 @@ async def read_body(request: web.Request, bytes_max: int) -> bytes:
         raise UsageError(
             f"the body did not arrive within {BODY_SECONDS:g} s", code="body_timeout"
         ) from error
-    return b"".join(pieces)
+    return await joined(pieces, size)
+
+
+async def joined(pieces: Sequence[bytes], size: int) -> bytes:
+    """Return pieces as one; if they are long, put together in a thread, which holds no lock."""
+    return b"".join(pieces) if size <= LARGE_BYTES else await asyncio.to_thread(b"".join, pieces)
 
 
 async def _plain_pieces(request: web.Request) -> AsyncIterator[bytes]:

@@ -69,6 +69,7 @@ from millstream.gateway.core.cookies import CookieSigner
 from millstream.gateway.core.errors import body_of_status
 from millstream.gateway.core.old_revisions import OldRevisions
 from millstream.runtime.guests import Guests
+from millstream.runtime.long_calls import end_idle_ones
 from millstream.runtime.shares import LoopShares
 
 __all__ = [
@@ -284,3 +285,4 @@ class HttpServer:
         if self._listener is not None:
             self._listener.close()
         await self._runner.cleanup()
+        await asyncio.to_thread(end_idle_ones)

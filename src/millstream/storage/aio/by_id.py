@@ -31,6 +31,7 @@ import lmdb
 from millstream.errors import CorruptionError, UnavailableError
 from millstream.runtime.disk import boot_id
 from millstream.runtime.files import write_atomically
+from millstream.runtime.lmdb_files import lacked_space, open_environment
 from millstream.storage.core.by_id import BY_ID_DAMAGED, Piece
 
 __all__ = ["LmdbByIdMap"]
@@ -44,8 +45,6 @@ CHECK_AT_START_BYTES_MAX: Final = 256 * 1024 * 1024
 are in memory, as after a kill."""
 READ_BYTES: Final = 1024 * 1024
 """Read at once meanwhile."""
-FREE_BYTES_MIN: Final = 1024 * 1024
-"""While less is free a failed write is one that lacked space."""
 _DURABLE: Final = "durable"
 
 
@@ -96,8 +95,8 @@ class LmdbByIdMap:
         return made
 
     def _opened(self) -> lmdb.Environment:
-        return lmdb.open(
-            os.fspath(self._path),
+        return open_environment(
+            self._path,
             map_size=self._map_bytes,
             sync=False,
             metasync=False,
@@ -113,7 +112,7 @@ class LmdbByIdMap:
         except lmdb.Error as error:
             raise UnavailableError(
                 f"by-id in {self._path} cannot be opened: {error}",
-                code="disk_full" if self._is_full(error) else "by_id_unusable",
+                code="disk_full" if lacked_space(self._path, error) else "by_id_unusable",
             ) from error
 
     def _is_short(self) -> bool:
@@ -280,7 +279,7 @@ class LmdbByIdMap:
                             cursor.putmulti(puts)
                     yield
         except lmdb.Error as error:
-            if not self._is_full(error):
+            if not lacked_space(self._path, error):
                 raise self._damaged(error) from error
             raise UnavailableError(
                 f"cannot write by-id in {self._path}: {error}", code="disk_full"
@@ -288,13 +287,6 @@ class LmdbByIdMap:
         finally:
             self._changes += 1
             self._is_changing = False
-
-    def _is_full(self, error: lmdb.Error) -> bool:
-        """Return whether a write lacked space; LMDB calls one that was cut short an error."""
-        if isinstance(error, lmdb.MapFullError | lmdb.DiskError):
-            return True
-        free = os.statvfs(self._path)
-        return free.f_bavail * free.f_frsize < FREE_BYTES_MIN
 
     def clear(self) -> None:
         """Remove everything, whatever state it is in; nothing may be reading."""

@@ -73,7 +73,6 @@ from millstream.gateway.core.document_options import is_true, parse_revs
 from millstream.gateway.core.errors import body_of
 from millstream.gateway.core.multipart import end, missing_part
 from millstream.gateway.core.old_revisions import OldRevisions
-from millstream.runtime.long_calls import LONG_CALL_FAILED
 
 __all__ = [
     "BULK_BYTES_MAX", "READ_TOGETHER_MAX", "REVISIONS_ASKED_MAX",
@@ -114,7 +113,7 @@ class _Asked(NamedTuple):
 _revs: Final = msgspec.json.Decoder(dict[str, list[str]]).decode
 _Result = TypeVar("_Result")
 _LOCAL: Final = "_local/"
-_OF_THE_WHOLE: Final = (LONG_CALL_FAILED,)
+_OF_THE_WHOLE: Final = ("long_call_failed",)
 """Errors of one document for which all are refused: replicators pass over what a row refuses."""
 _OF_A_CLIENTS_WHOLE: Final = (*_OF_THE_WHOLE, "illegal_docid", "doc_validation")
 """The same where clients write."""
@@ -126,9 +125,9 @@ _OF_A_CLIENTS_WHOLE: Final = (*_OF_THE_WHOLE, "illegal_docid", "doc_validation")
 async def _bulk_docs(request: web.Request) -> web.Response:
     bucket = request.match_info[DATABASE]
     require(request, "write", bucket, instead="design")
-    texts, new_edits = await _sent_texts(request)
-    is_replicated = not new_edits or request.query.get("new_edits") == "false"
-    edits, told = await _edits(request, bucket, texts, is_replicated)
+    bulk = await _sent_texts(request)
+    is_replicated = not bulk.new_edits or request.query.get("new_edits") == "false"
+    edits, told = await _edits(request, bucket, bulk, is_replicated)
     is_durable = request.query.get("batch") != "ok"
     done = await write(request, bucket, edits, is_durable=is_durable)
     said, at = list[dict[str, Any]](), iter(zip(edits, done, strict=True))
@@ -172,7 +171,7 @@ def _check_count(count: int) -> None:
 
 
 async def _edits(
-    request: web.Request, bucket: str, texts: Sequence[bytes | msgspec.Raw], is_replicated: bool
+    request: web.Request, bucket: str, bulk: BulkTexts, is_replicated: bool
 ) -> tuple[list[Edit], list[dict[str, Any] | None]]:
     """Return the changes, and for each text None, or what is said of it as it is none.
 
@@ -187,12 +186,12 @@ async def _edits(
     edits, told = list[Edit](), list[dict[str, Any] | None]()
     stays = list[tuple[int, str, bytes | None, int | None]]()
     turns = Turns()
-    for raw in texts:
+    for place, raw in enumerate(bulk.texts):
         await turns.give()
         text = bytes(raw)
         sent, local_id, is_unnamed = None, None, False
         try:
-            if (local_id := await _local_id(text)) is not None:
+            if (local_id := bulk.local_ids.get(place)) is not None:
                 may.check(local_id)
                 stays.append((len(told), local_id, *await _local(text)))
                 told.append({})
@@ -234,14 +233,6 @@ async def _edits(
             said = {"ok": True, "id": local_id, "rev": f"0-{number}"}
             told[place] = {} if is_replicated else said
     return edits, told
-
-
-async def _local_id(text: bytes) -> str | None:
-    """Return the id of a document that stays in its database; None: it is another one."""
-    if b"_local" not in text:
-        return None
-    doc_id = (await interpreted(named, text)).id
-    return doc_id if isinstance(doc_id, str) and doc_id.startswith(_LOCAL) else None
 
 
 async def _local(text: bytes) -> tuple[bytes | None, int | None]:

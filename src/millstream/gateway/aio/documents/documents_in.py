@@ -22,7 +22,7 @@ from aiohttp.http_exceptions import BadHttpMessage
 from millstream.documents.sent import Sent
 from millstream.documents.stored import Attachment
 from millstream.errors import UsageError
-from millstream.gateway.aio.answers import NODE_API
+from millstream.gateway.aio.answers import NODE_API, joined
 from millstream.gateway.aio.documents.attaching import (
     PIECE_BYTES,
     content_type_of,
@@ -114,7 +114,7 @@ async def _whole(part: BodyPartReader, bytes_max: int) -> bytes:
         if size > bytes_max:
             raise UsageError(f"a document has at most {bytes_max} bytes", code="too_large")
         pieces.append(piece)
-    return b"".join(pieces)
+    return await joined(pieces, size)
 
 
 async def _pieces(part: BodyPartReader) -> AsyncIterator[bytes]:

@@ -27,6 +27,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Callable, Sequence
+from errno import EDQUOT, ENOSPC
 from pathlib import Path
 from typing import Final, NamedTuple
 from zlib import crc32
@@ -44,6 +45,7 @@ from millstream.kv.aio.documents.local_scan import (
     weight,
 )
 from millstream.runtime.files import sync_directory, write_atomically
+from millstream.runtime.lmdb_files import open_environment
 from millstream.runtime.tasks import in_thread
 
 __all__ = [
@@ -157,8 +159,8 @@ class LocalStore:
             is_new = not (self._path / _DATA).exists()
             try:
                 self._path.mkdir(mode=0o700, exist_ok=True)
-                self._environment = lmdb.open(
-                    str(self._path), map_size=_MAP_BYTES, readahead=False, max_readers=64
+                self._environment = open_environment(
+                    self._path, map_size=_MAP_BYTES, readahead=False, max_readers=64
                 )
                 if is_new:
                     sync_directory(self._path)
@@ -166,9 +168,12 @@ class LocalStore:
             except (lmdb.InvalidError, lmdb.CorruptedError, lmdb.VersionMismatchError) as error:
                 raise _lost(self._path, str(error)) from error
             except (OSError, lmdb.Error) as error:
+                is_full = isinstance(error, lmdb.DiskError) or (
+                    isinstance(error, OSError) and error.errno in (ENOSPC, EDQUOT)
+                )
                 raise UnavailableError(
                     f"local documents in {self._path} cannot be opened: {error}",
-                    code="disk_error",
+                    code="disk_full" if is_full else "disk_error",
                 ) from error
         return self._environment
 
@@ -397,7 +402,7 @@ def accept_local(path: Path) -> bool:
     sync_directory(path)
     try:
         with (
-            lmdb.open(str(path), map_size=_MAP_BYTES) as environment,
+            open_environment(path, map_size=_MAP_BYTES) as environment,
             environment.begin(write=True) as transaction,
         ):
             transaction.put(DIGEST_KEY, digest_of(transaction))

@@ -37,6 +37,7 @@ import msgspec
 from millstream.errors import CorruptionError, UnavailableError
 from millstream.model.limits import UINT64_MAX
 from millstream.runtime.files import sync_directory
+from millstream.runtime.lmdb_files import lacked_space, open_environment
 from millstream.views.core.index.header import INDEX_FORMAT
 from millstream.views.core.index.kept_roots import FreeList
 from millstream.views.core.index.node_store import StoreCommit, Stored, StoreSizes
@@ -52,7 +53,6 @@ NUMBERS_PER_READ_MAX: Final = 10_000
 _NODE, _HEADER, _FREE, _META = b"n", b"h", b"f", b"m"
 _NUMBER: Final = Struct(">Q")
 _NEW: Final = ".new"
-_FULL: Final = (lmdb.MapFullError, lmdb.DiskError)
 
 
 _Transaction = Any  # the package's own types differ from release to release
@@ -195,13 +195,18 @@ class LmdbIndexStore:
         try:
             with environment.begin(write=True) as transaction:
                 transaction.put(_META, msgspec.msgpack.encode(self._meta))
-        except _FULL as error:
-            raise _disk_full(self._path, error) from error
+        except lmdb.Error as error:
+            raise self._not_written(error) from error
+
+    def _not_written(self, error: lmdb.Error) -> UnavailableError | CorruptionError:
+        if lacked_space(self._path, error):
+            return _disk_full(self._path, error)
+        return _damaged(self._path, error)
 
     def _opened(self, folder: Path) -> lmdb.Environment:
         try:
-            environment = lmdb.open(
-                os.fspath(folder),
+            environment = open_environment(
+                folder,
                 map_size=self._map_bytes,
                 metasync=False,
                 readahead=False,
@@ -214,6 +219,8 @@ class LmdbIndexStore:
                 f"it: {error}; remove indexes from this node",
                 code="too_many_indexes",
             ) from error
+        except lmdb.DiskError as error:
+            raise _disk_full(self._path, error) from error
         except lmdb.Error as error:
             raise _damaged(self._path, error) from error
         if _is_short(environment, folder):  # pages that are not in the file kill who reads them
@@ -317,10 +324,8 @@ class LmdbIndexStore:
         try:
             with environment.begin(write=True) as transaction:
                 yield transaction
-        except _FULL as error:
-            raise _disk_full(self._path, error) from error
         except lmdb.Error as error:
-            raise _damaged(self._path, error) from error
+            raise self._not_written(error) from error
 
     # -- compaction
 
