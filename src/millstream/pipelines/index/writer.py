@@ -59,7 +59,7 @@ ROWS_PER_COMMIT_MAX: Final = 240_000
 """Most rows of one commit. With repeated rows, and one more change of each partition, it stays
 below the documents that a node takes in one commit."""
 KEEP_S: Final = 300.0
-"""How often the node is told, while tasks run, that their files are to stay."""
+"""How often the node is asked, while tasks run, to keep their files."""
 
 RunTasks = Callable[[MapSpec, Sequence[Sequence[PartPlan]]], list[TaskDone]]
 """Runs tasks and returns what they did, in any order."""
@@ -164,7 +164,7 @@ class IndexWriter:
         )
 
     def was_made_anew(self) -> bool:
-        """Return whether this index was begun anew: its fencing numbers, too."""
+        """Return whether this index was recreated, with its fencing numbers."""
         return self._shard.state().fence < self._spec.fence
 
     @property
@@ -358,7 +358,7 @@ class IndexWriter:
         return parts
 
     def _after(self, plans: Sequence[PartPlan], state: IndexState) -> None:
-        """Remember how far was read under which lease; what was left out is begun anew."""
+        """Store how far was read under which lease; left out parts are read again."""
         published = set(state.published)
         over = []
         for plan in plans:
