@@ -177,7 +177,7 @@ def test_other_pages(http: Http) -> None:
     assert [len(one["rows"]) for one in results.body["results"]] == [1, 1]
 
 
-def test_an_etag_lasts_until_something_changes(node: NodeProcess, http: Http) -> None:
+def test_an_etag_stays_valid_until_a_change(node: NodeProcess, http: Http) -> None:
     first = http.get(VIEW, key=["etag", 1])
     etag = first.headers["etag"]
     same = http("GET", VIEW + "?key=%5B%22etag%22,1%5D", If_None_Match=etag)
@@ -207,7 +207,7 @@ def test_own_writes_are_read(node: NodeProcess, http: Http) -> None:
     assert http.get(VIEW, startkey=["own"], endkey=["own", {}]).rows == []
 
 
-def test_documents_come_along(http: Http) -> None:
+def test_include_docs(http: Http) -> None:
     rows = http.get(PLAIN, include_docs=True, key="a", limit=2).rows
     assert [row["doc"]["_id"] for row in rows] == ["k1", "k3"], "those that the values name"
     assert rows[0]["doc"]["_rev"].startswith("1-")
@@ -215,7 +215,7 @@ def test_documents_come_along(http: Http) -> None:
     assert [row["doc"]["_id"] for row in rows] == ["k0", "k2"]
 
 
-def test_a_map_that_throws_loses_its_rows_and_says_so(http: Http) -> None:
+def test_a_throwing_map_loses_its_rows_and_is_reported(http: Http) -> None:
     rows = http.get("/b/_design/d/_view/odd").rows
     assert 3 not in [row["key"] for row in rows]
     assert {row["key"] for row in rows} >= {0, 1, 2, 4, 9}
@@ -268,7 +268,7 @@ def test_long_answers_take_no_memory(node: NodeProcess, many: str, query: str) -
     assert most - before < GROWN_BYTES_MAX
 
 
-def test_clients_that_leave_harm_nobody(node: NodeProcess, many: str) -> None:
+def test_disconnected_clients_do_not_affect_others(node: NodeProcess, many: str) -> None:
     host, port = urlsplit(node.http).netloc.split(":")
     for _ in range(80):  # more than there are connections to the index process
         with socket.create_connection((host, int(port)), timeout=30) as connection:
@@ -281,7 +281,7 @@ def test_clients_that_leave_harm_nobody(node: NodeProcess, many: str) -> None:
 # -- rights
 
 
-def test_who_may_ask(make_own: Callable[..., NodeProcess]) -> None:
+def test_rights_to_query(make_own: Callable[..., NodeProcess]) -> None:
     node = make_own("--bucket", "b:4", "--user", "ada:secret")
     with Http(node, "ada") as ada:
         for name, right in (("reader", "read:b"), ("designer", "design:b"), ("other", "read:c")):

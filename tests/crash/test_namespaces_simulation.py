@@ -26,7 +26,9 @@ CONDITIONS = {
     "no journal": ("no_journal", "crash", "client_loss", "upgrade"),
 }
 SEEDS = range(3)
-QUICKLY_FOUND = ("ns_not_done", "ns_old_token", "ns_quiet", "ns_resume")
+QUICKLY_FOUND = (
+    "ns_no_room", "ns_not_done", "ns_old_token", "ns_overrun", "ns_quiet", "ns_resume", "ns_start",
+)  # fmt: skip
 """Planted mistakes; `make sim-mutants` looks for all of them."""
 
 

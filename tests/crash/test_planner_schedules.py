@@ -32,7 +32,7 @@ def test_a_sink_that_does_not_repair_is_right_or_refused(loses_histories: bool) 
     assert SCHEDULES * 0.1 < refused < SCHEDULES * 0.9
 
 
-def test_what_is_durable_alone_is_never_refused_but_for_a_purge() -> None:
+def test_durable_reads_are_refused_only_after_a_purge() -> None:
     """A sink that does not repair, read up to durable marks: fail-overs lose nothing of it."""
     refused = 0
     for seed in range(SCHEDULES):

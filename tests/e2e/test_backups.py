@@ -156,7 +156,7 @@ def test_attachments_and_conflicts_are_carried_each_once(
     assert verify_files(SPARK, directory)[1] == []
 
 
-def test_what_a_backup_lacks_or_has_damaged_is_said(
+def test_missing_and_damaged_parts_of_a_backup_are_reported(
     make_node: Callable[..., NodeProcess], tmp_path: Path
 ) -> None:
     node = make_node("--no-memcached", *(f"--bucket={name}:1" for name in "brq")).start()

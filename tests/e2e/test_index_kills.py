@@ -128,7 +128,7 @@ def check(node: NodeProcess) -> None:
 
 
 @pytest.mark.slow
-def test_views_agree_with_the_documents_whatever_is_killed(make_node: MakeNode) -> None:
+def test_views_agree_with_the_documents_after_any_kill(make_node: MakeNode) -> None:
     chance = random.Random(SEED)
     interval = str(chance.choice([20, 2000]))
     node = make_node("--bucket", "default:8", "--flush-interval", interval).start()

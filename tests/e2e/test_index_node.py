@@ -66,7 +66,7 @@ def answers(node: NodeProcess, path: str) -> bool:
     return call(node, "GET", path)[0] == 200
 
 
-def test_it_learns_follows_and_outlives(make_node: MakeNode) -> None:
+def test_an_index_node_follows_and_survives_restarts(make_node: MakeNode) -> None:
     data = make_node(
         "--user", ":".join(ADMIN), "--no-memcached", "--bucket", "b:8", name="data", env=SECRET
     ).start()
@@ -216,7 +216,7 @@ def test_partitions_that_move_are_followed_where_they_are(
 
 
 @pytest.mark.slow
-def test_what_the_node_lost_is_lost_here_too_and_all_of_it_is_encrypted(
+def test_an_index_node_rolls_back_over_tls(
     make_node: MakeNode,
 ) -> None:
     trust = ssl.create_default_context(cafile=str(TLS / "authority.pem"))

@@ -75,7 +75,7 @@ def not_away(answer: tuple[int, Any]) -> tuple[int, Any] | None:
     return None if answer[0] == 503 else answer
 
 
-def test_killed_it_comes_back_and_nobody_else_notices(node: NodeProcess) -> None:
+def test_a_killed_index_process_restarts_without_other_effects(node: NodeProcess) -> None:
     assert not children_of(node.pid, "node.processes.index_child"), "nothing needs it yet"
     put_design(node.http)
     first, engine = index_pid(node), engine_pid(node)
@@ -89,7 +89,7 @@ def test_killed_it_comes_back_and_nobody_else_notices(node: NodeProcess) -> None
     assert node.stop() == 0
 
 
-def test_it_ends_with_the_engine_and_comes_back_with_it(node: NodeProcess) -> None:
+def test_the_index_process_ends_and_restarts_with_the_engine(node: NodeProcess) -> None:
     put_design(node.http)
     index, engine = index_pid(node), engine_pid(node)
     os.kill(engine, signal.SIGKILL)
@@ -98,14 +98,14 @@ def test_it_ends_with_the_engine_and_comes_back_with_it(node: NodeProcess) -> No
     until(lambda: info(node.http)[0] == 200)
 
 
-def test_it_ends_with_the_supervisor(node: NodeProcess) -> None:
+def test_the_index_process_ends_with_the_supervisor(node: NodeProcess) -> None:
     put_design(node.http)
     index, engine = index_pid(node), engine_pid(node)
     os.kill(node.pid, signal.SIGKILL)
     until(lambda: is_gone(engine) and is_gone(index))
 
 
-def test_it_stops_with_the_node_and_starts_with_it_where_there_are_views(
+def test_the_index_process_runs_only_with_views(
     make_node: MakeNode,
 ) -> None:
     node = make_node().start()
@@ -121,7 +121,7 @@ def test_it_stops_with_the_node_and_starts_with_it_where_there_are_views(
 
 
 @pytest.mark.slow
-def test_where_the_path_is_too_long_for_sockets_views_work_all_the_same(
+def test_views_work_if_the_path_is_too_long_for_sockets(
     make_node: MakeNode,
 ) -> None:
     node = make_node(name="/".join(["d" * 60] * 3))
@@ -138,7 +138,7 @@ def test_where_the_path_is_too_long_for_sockets_views_work_all_the_same(
     assert node.stop() == 0
 
 
-def test_an_embedded_node_has_one_too(tmp_path: Path) -> None:
+def test_an_embedded_node_has_an_index_process(tmp_path: Path) -> None:
     with EmbeddedNode(tmp_path / "node", buckets=["default"]) as node:
         base = f"http://{node.http}"
         others = set(children_of(os.getpid(), "node.processes.index_child"))  # of shared nodes
@@ -148,7 +148,7 @@ def test_an_embedded_node_has_one_too(tmp_path: Path) -> None:
     assert is_gone(index)
 
 
-def test_it_ends_with_the_program_around_an_embedded_node(tmp_path: Path) -> None:
+def test_the_index_process_ends_with_the_embedding_program(tmp_path: Path) -> None:
     program = (
         "import sys, time, json, urllib.request as u\n"
         "from millstream import EmbeddedNode\n"
@@ -168,7 +168,7 @@ def test_it_ends_with_the_program_around_an_embedded_node(tmp_path: Path) -> Non
 
 
 @pytest.mark.slow
-def test_killed_while_it_builds_and_then_again_and_again(make_node: MakeNode) -> None:
+def test_repeated_kills_during_a_build(make_node: MakeNode) -> None:
     node = make_node("--bucket", "default:8").start()
     write(node, range(30_000))
     put_design(node.http)
@@ -181,7 +181,7 @@ def test_killed_while_it_builds_and_then_again_and_again(make_node: MakeNode) ->
     assert node.stop() == 0
 
 
-def test_stopped_while_it_builds(make_node: MakeNode) -> None:
+def test_a_stop_during_a_build(make_node: MakeNode) -> None:
     node = make_node("--bucket", "default:8").start()
     write(node, range(30_000))
     put_design(node.http)

@@ -34,7 +34,7 @@ def indexed(make_node: MakeNode, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     return IndexedNodes(make_node, tmp_path)
 
 
-def test_each_node_has_its_part_whatever_moves_or_goes(indexed: IndexedNodes) -> None:
+def test_each_node_has_its_part_after_moves_and_losses(indexed: IndexedNodes) -> None:
     nodes = indexed.nodes
     indexed.write(range(60))
     indexed.pipeline().run(None, once=True)  # type: ignore[arg-type]
@@ -69,7 +69,7 @@ def test_each_node_has_its_part_whatever_moves_or_goes(indexed: IndexedNodes) ->
         assert indexed.rows(nodes.nodes["b"], "stale=ok") == indexed.right
 
 
-def test_a_node_that_only_indexes_is_fed_as_well(
+def test_a_node_without_data_gets_its_index_too(
     indexed: IndexedNodes, make_node: MakeNode
 ) -> None:
     joined = str(indexed.nodes.nodes["a"].ready["http"])

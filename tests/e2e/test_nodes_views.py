@@ -97,7 +97,7 @@ def test_either_node_answers_for_all_partitions(
     assert sorted(row["value"] for row in answer["rows"]) == left
 
 
-def test_nodes_ask_each_other_encrypted_and_only_whom_they_can_verify(
+def test_nodes_ask_only_verified_nodes_over_tls(
     make_node: MakeNode,
 ) -> None:
     trust = ssl.create_default_context(cafile=str(TLS / "authority.pem"))
@@ -147,7 +147,7 @@ def test_nodes_ask_each_other_encrypted_and_only_whom_they_can_verify(
     assert found("b") == (503, "node_failed"), "nor does node a take its certificate"
 
 
-def test_while_partitions_move_no_row_is_missing_or_there_twice(make_node: MakeNode) -> None:
+def test_rows_are_complete_and_unique_while_partitions_move(make_node: MakeNode) -> None:
     rows = [["a", "b"], ["b", "a"], ["a", "b"], ["b", "a"]]
     nodes = BucketNodes([make_node("--no-memcached", name=name) for name in "ab"], rows)
     nodes.promote("a")
@@ -177,7 +177,7 @@ def test_while_partitions_move_no_row_is_missing_or_there_twice(make_node: MakeN
     assert asker.refused.keys() <= {"not_my_partition", "index_unavailable", "timeout"}
 
 
-def test_views_that_are_not_updated_miss_no_row_while_partitions_are_handed_over(
+def test_stale_queries_are_complete_during_hand_overs(
     make_node: MakeNode,
 ) -> None:
     """The new node's index begins a partition when it moves; the rows were there before."""

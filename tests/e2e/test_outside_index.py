@@ -33,7 +33,7 @@ def documents(numbers, kind="a"):
     return {f"k{n}": {"kind": f"{kind}{n % 3}", "n": n} for n in numbers}
 
 
-def test_a_first_build_then_what_changed(bucket):
+def test_a_first_build_and_later_changes(bucket):
     bucket.write(documents(range(300)))
     with bucket.writer() as writer:
         writer.take_over()
@@ -60,7 +60,7 @@ def test_commits_are_bounded_and_go_on_inside_a_snapshot(bucket):
         bucket.check()
 
 
-def test_writing_goes_on_meanwhile(bucket):
+def test_documents_are_written_during_a_build(bucket):
     dice = random.Random(4)
     bucket.write(documents(range(100)))
 
@@ -80,7 +80,7 @@ def test_writing_goes_on_meanwhile(bucket):
     bucket.check()
 
 
-def test_what_this_process_remembers_is_not_needed(bucket):
+def test_a_new_process_continues_from_the_header(bucket):
     bucket.write(documents(range(60)))
     for n in range(8):
         with bucket.writer(rows_max=9) as writer:  # each ends inside a snapshot
@@ -93,7 +93,7 @@ def test_what_this_process_remembers_is_not_needed(bucket):
     bucket.check()
 
 
-def test_a_commit_that_was_made_but_not_heard_of_is_not_made_again(bucket):
+def test_a_commit_without_reply_is_not_repeated(bucket):
     bucket.write(documents(range(30)))
     with bucket.writer() as writer:
         writer.take_over()
@@ -110,7 +110,7 @@ def test_a_commit_that_was_made_but_not_heard_of_is_not_made_again(bucket):
     bucket.check()
 
 
-def test_of_two_writers_the_later_one_commits(bucket):
+def test_the_later_of_two_writers_commits(bucket):
     bucket.write(documents(range(30)))
     with bucket.writer() as first, bucket.writer() as second:
         first.take_over()
@@ -133,7 +133,7 @@ def test_of_two_writers_the_later_one_commits(bucket):
     bucket.check()
 
 
-def test_a_lease_that_is_lost_costs_its_part_only(bucket):
+def test_a_lost_lease_affects_only_its_part(bucket):
     bucket.write(documents(range(80)))
     with bucket.writer() as writer:
         writer.take_over()
@@ -152,7 +152,7 @@ def test_a_lease_that_is_lost_costs_its_part_only(bucket):
     bucket.check()
 
 
-def test_a_lease_that_is_lost_before_it_is_read_is_read_anew(bucket):
+def test_a_lease_lost_before_reading_is_replaced(bucket):
     bucket.write(documents(range(80)))
     with bucket.writer() as writer:
         writer.take_over()
@@ -169,7 +169,7 @@ def test_a_lease_that_is_lost_before_it_is_read_is_read_anew(bucket):
     bucket.check()
 
 
-def test_a_design_document_that_was_changed_ends_it(bucket):
+def test_a_changed_design_document_ends_the_pipeline(bucket):
     with bucket.writer() as writer:
         changed = {"_id": "_design/d", "views": {"v": {"map": "function (d) { emit(1); }"}}}
         bucket.spec(changed)
@@ -178,7 +178,7 @@ def test_a_design_document_that_was_changed_ends_it(bucket):
         assert caught.value.code == "other_index"
 
 
-def test_a_node_that_loses_its_tail_takes_the_view_with_it(own_bucket):
+def test_a_view_rolls_back_with_its_node(own_bucket):
     """Writes that are not flushed are lost: the index was ahead of them, and goes back."""
     bucket, dice = own_bucket, random.Random(7)
     bucket.write(documents(range(50)))
@@ -318,7 +318,7 @@ class Schedule:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("seed", range(4))
-def test_any_schedule_ends_right(bucket, monkeypatch, seed):
+def test_random_schedules_end_with_the_right_rows(bucket, monkeypatch, seed):
     monkeypatch.setattr(indexer, "BUILD_CHANGES_MIN", 60)
     schedule = Schedule(bucket, seed)
     try:

@@ -90,7 +90,7 @@ def test_a_task_planned_before_its_partitions_moved_reads_them_where_they_are(
 
 
 @pytest.mark.slow
-def test_what_a_view_waits_for(nodes: BucketNodes) -> None:
+def test_waits_of_a_view_query(nodes: BucketNodes) -> None:
     nodes.until(lambda: is_indexed(nodes))
     with millstream.connect(nodes.nodes["a"].ready["kv"], bucket=BUCKET) as client:
         stored = client.upsert("late", {"n": 1000})

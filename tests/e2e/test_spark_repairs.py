@@ -128,7 +128,7 @@ def write(bucket: BucketUnderTest, rng: random.Random, turn: int) -> None:
 
 
 @pytest.mark.parametrize("block", range(BLOCKS))
-def test_sinks_equal_the_node_whatever_is_lost(
+def test_sinks_equal_the_node_after_any_loss(
     own_node: Callable[..., NodeProcess], tmp_path: Path, block: int
 ) -> None:
     numbers = range(block, SCHEDULES, BLOCKS)
@@ -171,7 +171,7 @@ def live(
             pipeline.check(source)
 
 
-def test_what_is_durable_alone_is_never_undone(
+def test_durable_reads_are_never_undone(
     own_node: Callable[..., NodeProcess], tmp_path: Path
 ) -> None:
     node = own_node("--bucket", "b:4", "--flush-interval", "600000")

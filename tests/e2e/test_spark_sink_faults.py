@@ -236,14 +236,14 @@ def test_a_second_bucket_outlives_a_kill_of_its_node(kept_node: NodeProcess) -> 
     assert held(kv, "b", rows(1)) == rows(1)
 
 
-def test_a_batch_job_says_at_once_that_nobody_is_there(make_node: MakeNode) -> None:
+def test_a_batch_job_fails_at_once_without_a_node(make_node: MakeNode) -> None:
     with pytest.raises(millstream.errors.UnavailableError, match="cannot connect to 127"):
         MillstreamDataSource(
             CaseInsensitiveDict({"hosts": f"127.0.0.1:{free_port()}", "bucket": "b"})
         ).writer(SCHEMA, False)
 
 
-def test_what_is_there_already_is_named_though_the_node_was_away(
+def test_existing_documents_are_named_after_a_wait_for_the_node(
     kept_node: NodeProcess, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("millstream.pipelines.sinks.writing.SLICE_ROWS", 500)

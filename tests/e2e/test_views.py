@@ -37,7 +37,9 @@ def answered(node: NodeProcess, *words: str) -> Any:
     return json.loads(done.stdout)
 
 
-def test_from_the_first_document_to_bars(make_node: MakeNode, tmp_path: Path) -> None:
+def test_the_tutorial_from_the_first_document_to_a_chart(
+    make_node: MakeNode, tmp_path: Path
+) -> None:
     node = make_node("--bucket", "b:8").start()
     rows = [{"id": f"f{n}", "carrier": "AB"[n % 2], "day": n % 7, "delay": n} for n in range(40)]
     (tmp_path / "flights.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
@@ -71,7 +73,7 @@ def test_from_the_first_document_to_bars(make_node: MakeNode, tmp_path: Path) ->
     assert picture.read_bytes().startswith(b"\x89PNG")
 
 
-def test_mistakes_have_their_exit_codes(make_node: MakeNode) -> None:
+def test_errors_have_exit_codes(make_node: MakeNode) -> None:
     node = make_node("--bucket", "b:8").start()
     bad = run(node, "put", "b", "_design/d", stdin='{"views": {"v": {"map": "function ("}}}')
     assert (bad.returncode, bad.stdout) == (2, "")

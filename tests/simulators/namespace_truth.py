@@ -101,7 +101,7 @@ class WatchedState(GroupState):
         return reply
 
 
-class WatchedTable(ClientTable):
+class TellingTable(ClientTable):
     """A client table that lets the truth know which replies are final."""
 
     def __init__(self, truth: Truth) -> None:
@@ -110,6 +110,13 @@ class WatchedTable(ClientTable):
 
     def store(self, session: int, csn: int, value: bytes, lsn: int) -> None:
         self.truth.final(session, csn, value)
+        super().store(session, csn, value, lsn)
+
+
+class WatchedTable(TellingTable):
+    """A client table whose final replies are kept."""
+
+    def store(self, session: int, csn: int, value: bytes, lsn: int) -> None:
         super().store(session, csn, value, lsn)
         kept = self.judge(INSTANCE, session, csn)
         require(kept == (Past.STORED, value, lsn), "a final reply is not kept")

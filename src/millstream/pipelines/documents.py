@@ -45,7 +45,7 @@ from millstream.pipelines.source import register
 __all__ = ["Documents", "Groups", "Table", "changes"]
 
 BATCH_ROWS_MAX: Final = 100_000
-"""`maxRowsPerBatch` where nobody says another: a batch is applied in the driver."""
+"""Default of `maxRowsPerBatch`: a batch is applied in the driver."""
 JOINS: Final = ("inner", "left", "leftsemi", "leftanti")
 """Kinds of join that make one row of a document, or none."""
 

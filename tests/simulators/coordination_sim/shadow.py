@@ -38,7 +38,7 @@ from simulators.coordination_sim.names import ALONE, Names
 from simulators.coordination_sim.rights import GUARDED, Rights
 from simulators.coordination_sim.states import RecordedRegisters
 from simulators.namespace_callers import is_pending
-from simulators.namespace_truth import QUEUE, Truth, WatchedState, require
+from simulators.namespace_truth import QUEUE, TellingTable, Truth, WatchedState, require
 
 if TYPE_CHECKING:
     from simulators.coordination_sim.world import World
@@ -294,18 +294,6 @@ class ShadowState(WatchedState):
         return self.reply
 
 
-class ShadowTable(ClientTable):
-    """Lets the truth know which replies are final."""
-
-    def __init__(self, truth: Truth) -> None:
-        super().__init__()
-        self.truth = truth
-
-    def store(self, session: int, csn: int, value: bytes, lsn: int) -> None:
-        self.truth.final(session, csn, value)
-        super().store(session, csn, value, lsn)
-
-
 class NoSnapshots(Snapshots):
     """Takes none."""
 
@@ -329,7 +317,7 @@ class Shadow:
         self.state = ShadowState(self.truth, rng)
         self.state.audience.on_notice = lambda notice: self.truth.notices.append(notice)
         self.replica = Executor(self.state, rng.random)
-        self.replica.state.table = ShadowTable(self.truth)
+        self.replica.state.table = TellingTable(self.truth)
         self.told = {root: Told(root, names) for root in ROOTS}
 
     def commit(self, entry: Entry, at_lsn: dict[int, tuple[bytes, int]], number: int) -> None:

@@ -23,7 +23,7 @@ __all__ = ["Endpoint", "scan"]
 
 @dataclass(frozen=True, slots=True)
 class Endpoint:
-    """Where a node is, and who asks."""
+    """The address of a node, and the login."""
 
     address: str
     user: str | None = None

@@ -70,10 +70,10 @@ Answer = TypeVar("Answer")
 
 
 class Asked(Protocol):
-    """Whoever is asked; `client.kv.Client` is one."""
+    """A client that can be asked, such as `client.kv.Client`."""
 
     def refresh_map(self) -> None:
-        """Ask who serves what by now."""
+        """Ask for the newest partition map."""
         ...
 
 

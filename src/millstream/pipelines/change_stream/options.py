@@ -39,7 +39,7 @@ __all__ = [
 POLL_MS_MAX: Final = 60_000
 TASKS_MAX: Final = 4_096
 ROW_BYTES_ESTIMATE: Final = 1_024
-"""What `maxBytesPerBatch` takes a change to be, since nobody knows before it is read."""
+"""Assumed size of a change for `maxBytesPerBatch`; the real size is known after reading."""
 
 Edge = Literal["earliest", "latest"] | Offset
 

@@ -91,7 +91,7 @@ def find_specs(
 def offered_spec(
     client: Client, source: SourceOptions, name: str, modules: tuple[str, ...]
 ) -> MapSpec:
-    """Return what is to be known of an index whose build is offered, whoever keeps it.
+    """Return the specification of an index whose build is offered, whatever its engine.
 
     Raises:
         ConditionError: `missing`.

@@ -55,7 +55,7 @@ class IndexState(msgspec.Struct, frozen=True):
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class IndexAddress:
-    """Where an index is and who asks; travels to executors, password included."""
+    """The address of an index, and the login; sent to executors, password included."""
 
     host: str
     port: int

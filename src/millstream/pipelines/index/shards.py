@@ -46,7 +46,7 @@ POLL_S: Final = 0.02
 LOOK_S: Final = 2.0
 """How often an index is looked at, and which nodes there are."""
 WAKE_S: Final = 2.0
-"""How long who wakes the indexes waits for commits: a large one holds nobody up for longer."""
+"""Longest wait for commits after indexes were woken: a large one delays others no longer."""
 TOLD_S: Final = 15.0
 """How long one of several nodes may take to hear of a design document as it is now."""
 STOP_WAIT_S: Final = 60.0
@@ -65,7 +65,7 @@ _Result = TypeVar("_Result")
 
 
 class ShardRun:
-    """Keeps the index of one node, in a thread, until it is told to end.
+    """Keeps the index of one node up to date, in a thread, until `end` is called.
 
     Args:
         address: of the index.

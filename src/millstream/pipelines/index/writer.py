@@ -165,7 +165,7 @@ class IndexWriter:
         )
 
     def was_made_anew(self) -> bool:
-        """Return whether this index was begun anew: its fencing numbers, too."""
+        """Return whether this index was recreated, with its fencing numbers."""
         return self._shard.state().fence < self._spec.fence
 
     @property
@@ -359,7 +359,7 @@ class IndexWriter:
         return parts
 
     def _after(self, plans: Sequence[PartPlan], state: IndexState) -> None:
-        """Remember how far was read under which lease; what was left out is begun anew."""
+        """Store how far was read under which lease; left out parts are read again."""
         published = set(state.published)
         over = []
         for plan in plans:

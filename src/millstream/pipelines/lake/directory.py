@@ -54,7 +54,7 @@ class _WriterLock(FileLock):
 
 @contextmanager
 def only_writer(path: Path) -> Iterator[None]:
-    """Make a directory if need be, and be the only one who writes into it.
+    """Make a directory if necessary, and hold the right to write into it alone.
 
     Raises:
         ConditionError: `already_running`.

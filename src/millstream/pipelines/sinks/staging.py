@@ -120,7 +120,7 @@ def rows_of_chunk(key: bytes, document: Document) -> list[Write]:
 
 
 def _groups(writes: Iterable[Write]) -> Iterator[list[Write]]:
-    """Cut rows into the contents of chunks, none of them empty."""
+    """Cut rows into the contents of chunks, without empty ones."""
     group: list[Write] = []
     size = 0
     for write in writes:

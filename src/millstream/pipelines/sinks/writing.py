@@ -83,7 +83,7 @@ class SinkBucket(Protocol):
         ...
 
     def refresh_map(self) -> None:
-        """Ask who serves what by now."""
+        """Ask for the newest partition map."""
         ...
 
 

@@ -64,7 +64,7 @@ class Histories:
         return True
 
     def take_all(self, copies: ReadableCopies) -> bool:
-        """Return whether a source is read for all partitions for which it was."""
+        """Return whether a source is still accepted for all its partitions."""
         if not self.is_guarded:
             return True
         return all(self.takes(p, copy.judged.log) for p, copy in copies.items())

@@ -538,7 +538,7 @@ class BucketIndexer:
             await asyncio.sleep(WATCH_S)
 
     def _set_apart(self, served: ServedIndex) -> None:
-        """Stop the running work of an index, and read for it again, alone."""
+        """Stop the running work of an index, and read it in a group of its own."""
         served.count_as_slow()
         for group in self._groups.values():
             if served in group.served:

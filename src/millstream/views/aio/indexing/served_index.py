@@ -64,9 +64,9 @@ __all__ = [
 
 _LOG = logging.getLogger(__name__)
 _FINAL: Final = frozenset({"access_denied", "bad_credentials", "bucket_recreated"})
-"""Codes of errors that whoever waits is told at once. (A node that starts may lack the bucket.)"""
+"""Codes of errors that waiting queries get at once. (A node that starts may lack the bucket.)"""
 PAUSE_S_MIN: Final = 0.05
-"""Pause before indexes are read for again after an error. It doubles while nothing is committed.
+"""Pause before an index is read again after an error. It doubles while nothing is committed.
 """
 PAUSE_S_MAX: Final = 5.0
 SLOW_S: Final = 2.0
@@ -146,7 +146,7 @@ class Gathered:
         self._changes: dict[frozenset[int], Changes] = {}
 
     def changes_of(self, partitions: Collection[int]) -> Changes:
-        """Return the changes of some partitions; the same object to all who take the same."""
+        """Return the changes of some partitions; the same object for equal requests."""
         chosen = frozenset(partitions)
         if chosen not in self._changes:
             parts = [self.parts[partition] for partition in sorted(chosen)]
@@ -189,12 +189,12 @@ class ServedIndex:
         self.waiting = 0
         """How many wait for it."""
         self.group = ""
-        """The name of the group in which it is read for."""
+        """The name of its group."""
         self.retry_at = self.pause_s = 0.0
         self.error = ""
-        """Why it is not read for."""
+        """Why it is not read."""
         self.failure: BaseException | None = None
-        """What whoever waits is told: it will not be read for as things are."""
+        """The error for waiting queries: the index cannot be read at present."""
         self.commits = self.rollbacks = 0
         self.commit_s = 0.0
         """Time of the commits, with the maps they needed."""
@@ -241,7 +241,7 @@ class ServedIndex:
 
     @property
     def is_new(self) -> bool:
-        """Whether the index was never read for. Then it is built from sorted rows."""
+        """Whether the index is new. Then it is built from sorted rows."""
         header = self.index.newest
         has_begun = any(header.roots) or any(p.seqno for p in header.positions.values())
         return not has_begun and not self._was_built
@@ -305,7 +305,7 @@ class ServedIndex:
             self._own_thread = None
 
     def note_end(self, error: BaseException | None) -> None:
-        """Note that the index is no longer read for.
+        """Note that reading for the index has ended.
 
         After an error it is read for again after a pause.
         """
@@ -322,12 +322,12 @@ class ServedIndex:
         self.tell()
 
     def tell(self) -> None:
-        """Wake all who wait for it."""
+        """Wake all waiting queries."""
         self.changed.set()
         self.changed = asyncio.Event()
 
     def give_up(self) -> None:
-        """Change nothing more, and let all who wait know."""
+        """Change nothing more, and wake all waiting queries."""
         self.is_stopping = True
         self.failure = UnavailableError("the index was closed", code="index_unavailable")
         self.tell()
@@ -497,7 +497,7 @@ class ServedIndex:
         left_out: Collection[int],
         judged: Mapping[int, Judged],
     ) -> None:
-        """Commit a first build, or one that takes the place of what is there.
+        """Commit a first build, or one that replaces all rows.
 
         Args:
             rows: of all partitions that were begun.
@@ -510,7 +510,7 @@ class ServedIndex:
         self._was_built_in_vain = bool(places or left_out) and not published.partitions
 
     async def _building(self, work: Callable[[], _Result]) -> _Result:
-        """Do a step of a build; after one that failed what is there is brought up by changes."""
+        """Do a step of a build; after a failed build the index catches up by changes."""
         try:
             return await self._with_functions(work)
         except (MillstreamError, OSError):

@@ -182,7 +182,7 @@ class FunctionPool:
     async def view_batch(
         self, code: DesignCode, view: str, documents: Sequence[bytes]
     ) -> list[bool]:
-        """Return for which documents the map of a view emits anything; one that fails does not.
+        """Return for which documents the map of a view emits anything; a failing one counts as no.
 
         Raises:
             ConditionError: `not_found`: there is no such view.

@@ -64,7 +64,7 @@ class Member(NamedTuple):
 
 
 class OwnedParts(msgspec.Struct, frozen=True):
-    """Who answers for which partition of a bucket in a managed cluster."""
+    """The node that answers for each partition of a bucket in a managed cluster."""
 
     node: str
     """The id of this node."""
@@ -110,7 +110,7 @@ class BucketOrder(msgspec.Struct, frozen=True):
 
     @property
     def reads(self) -> tuple[list[FollowedNode] | None, list[int] | None]:
-        """Return what decides which nodes are read for which partitions."""
+        """Return the values that decide which nodes are read for which partitions."""
         return self.follows, None if self.owned is None else self.owned.here
 
 

@@ -114,7 +114,7 @@ class NodeLink(Protocol):
 
 
 class NodeAccess(NamedTuple):
-    """How this node asks others: who it is, and what it encrypts with."""
+    """How this node asks others: its user, and its encryption."""
 
     user: str
     password: str

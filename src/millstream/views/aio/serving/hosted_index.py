@@ -141,7 +141,7 @@ class HostedIndex:
         self.path.rename(aside)
 
     def close(self) -> None:
-        """Close the files. Blocks; nobody may read them."""
+        """Close the files. Blocks; there must be no readers."""
         self._is_closed = True
         if (asking := self._asking) is not None:
             asking.stop()  # a reduce that loops holds the lock

@@ -60,7 +60,7 @@ _ROUTING: Final = {
     "missing": "design_differs",
     "missing_named_view": "design_differs",
 }
-"""What a node says that is not as the one that asks it believes -> why the query is repeated."""
+"""Error code of a node whose view of the map differs -> why the query is repeated."""
 
 
 class _Refusal(msgspec.Struct):

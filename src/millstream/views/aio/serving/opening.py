@@ -111,7 +111,7 @@ class OpeningIndexes:
         return new, unwanted
 
     def taken_in(self) -> None:
-        """Wake all who wait: the opened index is in use."""
+        """Wake all waiting callers: the opened index is in use."""
         self._news.set()
         self._news = asyncio.Event()
 

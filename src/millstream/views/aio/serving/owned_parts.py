@@ -256,7 +256,7 @@ async def snapshot_at_floor(
 
 
 def is_kept_fresh(order: BucketOrder, design: DesignDocument) -> bool:
-    """Return whether an index is kept fresh though nobody waits.
+    """Return whether an index is kept up to date without waiting queries.
 
     One that is being made here for a hand-over always is: else the hand-over would never end.
     """

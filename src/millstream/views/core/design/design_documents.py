@@ -67,7 +67,7 @@ VIEWS_MAX: Final = 100
 LIB_DEPTH_MAX: Final = 8
 """Nested objects of modules in `views.lib`."""
 TOLD_BYTES_MAX: Final = 8 * 1024 * 1024
-"""What of all design documents of a bucket its index process is told, as JSON."""
+"""Size of the design documents of a bucket in an order to its index process, as JSON."""
 _TOLD: Final = ("language", "views", "options", "autoupdate", "engine")
 _UNUSABLE: Final = "_unusable"
 """Stands for the views of a document that cannot be used: why. No document has such a member."""
@@ -101,7 +101,7 @@ class View:
 
     @property
     def has_builtin_reduce(self) -> bool:
-        """Whether the reduce is one that comes with the database."""
+        """Whether the reduce is built in."""
         return is_builtin(self.reduce)
 
     @property
@@ -238,7 +238,7 @@ def design_name(text: str) -> str:
 
 
 def by_signature(designs: Iterable[DesignDocument]) -> dict[str, DesignDocument]:
-    """Return design documents with views; of those that share an index the one that says more."""
+    """Return design documents with views; of those that share an index the most specific one."""
     found: dict[str, DesignDocument] = {}
     for design in designs:
         if design.views:
@@ -279,7 +279,7 @@ def _with_floats(value: Any) -> Any:
 
 
 def told_designs(designs: Mapping[str, Mapping[str, Any]]) -> dict[str, dict[str, Any]]:
-    """Return what an index process is told of design documents: what their views are made of.
+    """Return the members of design documents that an index process needs for their views.
 
     If all are more than `TOLD_BYTES_MAX`, the largest say that they cannot be used instead.
     """

@@ -186,7 +186,7 @@ class Commits:
             self.release(snapshot)
 
     def release(self, snapshot: IndexSnapshot) -> None:
-        """Close a snapshot; one that is closed already stays so."""
+        """Close a snapshot; harmless if it is closed."""
         self._open.pop(id(snapshot), None)
 
     # -- from one commit to the next
@@ -200,7 +200,7 @@ class Commits:
     def writer(
         self, *, is_load: bool = False, nodes: NodeCache | CommitNodes | None = None
     ) -> TreeWriter:
-        """Return who writes the next commit's nodes; one that was given before is given up.
+        """Return the writer of the next commit's nodes; an earlier writer is discarded.
 
         Args:
             is_load: nodes leave memory before the commit, in portions.

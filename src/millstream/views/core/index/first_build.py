@@ -98,7 +98,7 @@ class FirstBuild:
 
     @property
     def positions(self) -> dict[int, int]:
-        """How far each partition has been read, for who watches."""
+        """The progress of each partition, for statistics."""
         return dict(self._seqnos)
 
     def connect(self, name: bytes) -> bytes:
@@ -167,7 +167,7 @@ class FirstBuild:
                 pass
 
     def _on_marker(self, partition: int) -> None:
-        """A second marker: a snapshot begun anew has some documents twice; or one too many."""
+        """A second marker: a restarted snapshot repeats documents; or it is one too many."""
         under_way = self._under_way.get(partition)
         if under_way is not None and not under_way.has_begun:
             under_way.has_begun = True

@@ -72,7 +72,7 @@ __all__ = [
 ]
 
 COMMIT_CHANGES: Final = 5000
-"""Changes in whole snapshots after which an indexer commits, though nobody waits."""
+"""Changes in whole snapshots after which an indexer commits without waiting queries."""
 COMMIT_S: Final = 2.0
 """Age of the oldest change gathered at which it commits."""
 GATHERED_BYTES_MAX: Final = 16 * 1024 * 1024
@@ -109,7 +109,7 @@ class Place(NamedTuple):
 
 
 class Member(NamedTuple):
-    """An index that is to be read for.
+    """An index and its places.
 
     `running` names the group it is in, empty if none; `is_new`: to be built from sorted rows;
     `is_apart`: it is slow, and shares no group, so that it holds up no other index.
@@ -123,7 +123,7 @@ class Member(NamedTuple):
 
 
 class Group(NamedTuple):
-    """Indexes that are read for together, and from where. `is_first`: they are to be built."""
+    """Indexes read over the same connections, and their starts. `is_first`: a first build."""
 
     signatures: tuple[str, ...]
     starts: dict[int, Place]

@@ -59,7 +59,7 @@ _ESCAPED: Final = re.compile(r"\\.", re.DOTALL)
 
 
 class PatternError(ValueError):
-    """A text is no regular expression, or one that RE2 does not support."""
+    """A text is not a regular expression, or RE2 does not support it."""
 
 
 class Pattern:

@@ -72,7 +72,7 @@ ReduceCall = tuple[bytes, bytes, bool]
 ReduceResult = bytes | dict[str, str]
 """JSON text, or an error value."""
 ReduceLimit = Literal["true", "false", "log"]
-"""What becomes of a result that does not shrink: an error value, nothing, or it is told of."""
+"""How to treat a result that does not shrink: as an error value, ignore it, or log it."""
 REDUCE_LIMITS: Final[tuple[ReduceLimit, ...]] = ("true", "false", "log")
 
 _TIME_MARK: Final = TIME_ERROR.encode()
@@ -96,7 +96,7 @@ _UNREADABLE: Final = error_value("a value is nested too deeply", None)
 
 
 class RowSlice(Protocol):
-    """Rows of a tree: a leaf, or the part of one that is asked for."""
+    """Rows of a tree: a leaf, or the requested part of a leaf."""
 
     @property
     def keys(self) -> Sequence[bytes]:
@@ -117,7 +117,7 @@ class CustomReduce(Protocol):
 
 
 def _pass_over(reason: str) -> None:
-    """Whoever asks for nothing to be logged is told nothing."""
+    """Log nothing."""
 
 
 class ViewReducer:
