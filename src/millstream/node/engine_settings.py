@@ -21,6 +21,7 @@ from typing import Any, Final
 
 from millstream.access.users import UserStore
 from millstream.errors import UsageError
+from millstream.model.addresses import is_loopback
 from millstream.model.limits import MEMORY_QUOTA_BYTES_MIN
 from millstream.node.settings import LISTENERS, Address, Settings, memory_quota_of
 from millstream.runtime.metrics import machine_bytes
@@ -128,10 +129,16 @@ def settings_of(settings: Settings, number: int, *, secret: str, peer: Address |
         join=peer,
         buckets=(),
         cluster_secret=settings.cluster_secret or (secret if _has_users(settings) else ""),
-        zone=settings.zone or socket.gethostname(),
+        zone=settings.zone or _machine(settings),
         memory_quota_bytes=max(MEMORY_QUOTA_BYTES_MIN, quota // settings.engines),
         **moved,
     )
+
+
+def _machine(settings: Settings) -> str:
+    """Return the name of the machine that no other one of its cluster has."""
+    host = settings.advertised_host
+    return socket.gethostname() if is_loopback(host) else host
 
 
 def _moved(address: Address | None, number: int) -> Address | None:

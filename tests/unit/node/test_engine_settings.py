@@ -49,7 +49,8 @@ def test_only_engine_1_has_the_files_of_namespaces_and_none_has_plain_memcached(
 def test_all_engines_are_in_one_zone_which_is_the_machine_unless_another_is_named(tmp_path):
     settings = load(tmp_path, engines=2)
     assert made(settings, 1).zone == made(settings, 2).zone == socket.gethostname()
-    assert made(load(tmp_path, engines=2, zone="rack2")).zone == "rack2"
+    assert made(load(tmp_path, engines=2, advertise="db1.example")).zone == "db1.example"
+    assert made(load(tmp_path, engines=2, zone="rack2", advertise="db1")).zone == "rack2"
 
 
 def test_the_memory_is_shared_by_the_engines(tmp_path, monkeypatch):

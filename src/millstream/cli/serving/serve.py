@@ -195,7 +195,7 @@ def command(
         typer.Option(
             metavar="ZONE",
             help="Zone of the node in a cluster: copies are spread over zones. With --engines the "
-            "machine's name.",
+            "machine.",
             rich_help_panel=_OTHER,
         ),
     ] = None,

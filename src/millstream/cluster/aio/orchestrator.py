@@ -71,6 +71,8 @@ STEP_MS_MIN: Final = 20
 SAMPLE_MS: Final = 1000
 """Shortest time between two notes of how far a plan is."""
 SAMPLES_MAX: Final = 90
+NOTES_LOGGED_MAX: Final = 5
+"""Lines of one step in the log: what concerns every partition would fill it."""
 PROMOTING_MS: Final = 50
 """Longest time from one step to the next while a promotion is under way: it waits for times."""
 _LIMITS_MS: Final[dict[OrderKind, int]] = {
@@ -234,8 +236,12 @@ class Reign:
         )
 
     def _note(self, decision: Decision) -> None:
-        for note in set(decision.notes) - set(self.notes):
+        known = set(self.notes)
+        new = [note for note in decision.notes if note not in known]
+        for note in new[:NOTES_LOGGED_MAX]:
             _LOG.warning("orchestrator: %s", note)
+        if len(new) > NOTES_LOGGED_MAX:
+            _LOG.warning("orchestrator: %d more; the status has all", len(new) - NOTES_LOGGED_MAX)
         problem = "" if self._group is None else self._group.problem
         more = (f"nodes that coordinate: {problem}",) if problem else ()
         self.notes = (*decision.notes, *more)

@@ -4,8 +4,14 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import pytest
+
+from millstream.cluster.aio.orchestrator import NOTES_LOGGED_MAX, Reign
 from millstream.cluster.core.elements import ClusterState
 from millstream.cluster.core.orders import Place
+from millstream.cluster.core.step import Decision
+from millstream.coordination.aio.client.async_client import AsyncClient
+from millstream.vsr.core.versions import Version
 from support.cluster.agents_in_loop import BUCKET, members
 from support.coordination.coordinators import until
 
@@ -33,6 +39,24 @@ async def test_partitions_of_a_node_that_dies_are_promoted(tmp_path: Path) -> No
             assert active is not None
             place = Place(BUCKET, partition)
             await until(lambda name=active, at=place: here.engines[name].serves(at))
+
+
+async def test_what_concerns_every_partition_does_not_fill_the_log(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    async def send(*_: object) -> bytes:
+        raise AssertionError("nothing is sent")
+
+    reign = Reign("a", Version(1, 1, 1), AsyncClient(["127.0.0.1:1"]), send)
+    notes = [f"{partition}: nobody answers" for partition in range(64)]
+    reign._note(Decision(notes=notes))
+    told = [record.getMessage() for record in caplog.records]
+    assert told[0] == "orchestrator: 0: nobody answers"
+    assert told[NOTES_LOGGED_MAX:] == ["orchestrator: 59 more; the status has all"]
+    assert reign.notes == tuple(notes)
+    caplog.clear()
+    reign._note(Decision(notes=notes))
+    assert not caplog.records
 
 
 async def test_members_that_start_one_after_the_other_are_not_failed_over(tmp_path: Path) -> None:
