@@ -80,5 +80,18 @@ class ClusterDouble:
         self.on_request(op, args)
         return self.answer
 
+    async def recover(
+        self, *, without: tuple[str, ...], from_nodes: bool, is_trial: bool
+    ) -> Mapping[str, Any]:
+        self._check()
+        self.asked.append(("recover", without, from_nodes, is_trial))
+        return {
+            "cluster": self.shown["cluster"]["uuid"], "name": "flights", "generation": 3,
+            "is_done": not is_trial,
+            "nodes": [{"id": "1", "name": "n1", "address": "h:1", "is_given_up": "n1" in without}],
+            "buckets": [{"name": "orders", "partitions": 16}],
+            "may_be_lost": ["bucket orders: some"] if without else [],
+        }  # fmt: skip
+
     async def orders(self, content: bytes) -> bytes:
         return content

@@ -1,9 +1,9 @@
 """Plays the demonstration of a cluster: nodes die, come and go while flights flow in.
 
 Three nodes hold the bucket with two copies besides the active one. A loader writes flights with a
-majority's acknowledgement, a Spark query keeps a table, the nodes keep views, and a PouchDB
-replicates where it is installed. Meanwhile n2 is killed and comes back, n4 joins, and n3 is
-removed.
+majority's acknowledgement, a Spark query keeps a table, Spark and the nodes keep views, and a
+PouchDB replicates where it is installed. Meanwhile n2 is killed and comes back, n4 joins, and n3
+is removed.
 
 Invariants:
 1. Followers run before the first flight is written. None of them is started again.
@@ -36,7 +36,7 @@ from millstream.demo.checks import (
 )
 from millstream.demo.crash import errors_to
 from millstream.demo.flights import Replay, find_flights, read_flights
-from millstream.demo.followers import Loader, TableFollower, ViewAsker
+from millstream.demo.followers import Loader, TableFollower, ViewAsker, ViewKeeper
 from millstream.demo.members import Members, wait_until
 from millstream.demo.pouchdb import PouchPeer, find_pouchdb
 from millstream.demo.run import BUCKET, VIEWS, Outcome, clean, prepare
@@ -62,6 +62,8 @@ PARTITIONS: Final = 16
 COPIES: Final = 3
 """Of each partition, the active one included."""
 CATCH_UP_S: Final = 180.0
+SPARK_VIEW: Final = "flights"
+"""The design document that Spark keeps; the nodes keep the others."""
 _VIEW_S: Final = 60.0
 _NOTE_S: Final = 0.5
 
@@ -101,6 +103,7 @@ class _Play:
         self._nodes = Members(work_dir, f"{BUCKET}:{PARTITIONS}")
         self._loader: Loader
         self._table: TableFollower
+        self._keeper: ViewKeeper
         self._asker: ViewAsker
         self._peer: PouchPeer | None = None
 
@@ -145,8 +148,8 @@ class _Play:
         nodes.until_whole("n1", BUCKET)
         database = Database(nodes.http("n1"), BUCKET)
         for name, design in DESIGNS.items():
-            # Kept by the nodes, not by Spark.
-            database.put(name, {each: what for each, what in design.items() if each != "engine"})
+            engine = "spark" if name == SPARK_VIEW else "node"
+            database.put(name, {**design, "engine": engine})
         self._step("cluster", f"n1, n2, n3 at {nodes.kv_addresses}: {PARTITIONS} partitions, "
                               "two copies of each besides the active one")  # fmt: skip
 
@@ -158,7 +161,10 @@ class _Play:
         stack.callback(session.stop)
         self._table = TableFollower(session, addresses, BUCKET, self._work_dir / "spark")
         stack.callback(self._table.query.stop)
-        path = self._view_path("flights/flights_by_hour")
+        directory = self._work_dir / "spark" / "views"
+        self._keeper = ViewKeeper(session, addresses, BUCKET, SPARK_VIEW, directory)
+        stack.enter_context(self._keeper)
+        path = self._view_path(f"{SPARK_VIEW}/flights_by_hour")
         self._asker = ViewAsker(
             self._asked, path, self._outcome.truth.cancelled, self._timeline.failed
         )
@@ -172,7 +178,7 @@ class _Play:
             # The design documents are changes, too.
             wait_until(lambda: self._streamed > 0, "the first batch of Spark", CATCH_UP_S)
         peer = "PouchDB at n1" if self._peer else "no PouchDB (node or tests/npm is not installed)"
-        self._step("follow", f"a Spark table, views of the nodes, {peer}")
+        self._step("follow", f"a Spark table, views of Spark and of the nodes, {peer}")
 
     def _upset(self) -> None:
         """Kill, add and remove nodes while the flights flow in."""
@@ -219,6 +225,7 @@ class _Play:
         self._loader.check()
         self._asker.check()
         self._table.check()
+        self._keeper.check()
 
     def _note_often(self, over: threading.Event) -> None:
         while not over.wait(_NOTE_S):
@@ -242,7 +249,7 @@ class _Play:
             return self._asker.flights == len(expected) and self._table_rows() == expected
 
         try:
-            wait_until(is_level, "views of the nodes and the Spark table are level", CATCH_UP_S)
+            wait_until(is_level, "the views and the Spark table are level", CATCH_UP_S)
         except MillstreamError as error:
             self._step("late", f"[bold red]{error}[/]")
         else:
@@ -297,6 +304,9 @@ class _Play:
             check_that("view answers", "at least 1", self._asker.answers,
                        is_right=self._asker.answers > 0),
             check_number("Spark queries that ended", 0, int(not self._table.query.isActive)),
+            check_number("Spark views that ended", 0, int(self._keeper.is_over)),
+            check_that("commits of the view that Spark keeps", "at least 1", self._keeper.commits,
+                       is_right=self._keeper.commits > 0),
         ]  # fmt: skip
         wrong = [check.name for check in outcome.checks if not check.is_right]
         said = f"[bold red]{len(wrong)} checks failed[/]: {', '.join(wrong)}"

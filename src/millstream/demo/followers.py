@@ -1,4 +1,6 @@
-"""Who follows the demonstration's cluster: a Spark table, whoever asks for views, a loader.
+"""Who follows the demonstration's cluster: a Spark table, a view that Spark keeps, a loader.
+
+Also whoever asks for views.
 
 Invariants:
 1. The Spark query is started once. When it has ended, that is an error, and it is not started
@@ -24,12 +26,15 @@ from typing import TYPE_CHECKING, Any, Final, Self
 import millstream
 from millstream.errors import MillstreamError, UnavailableError
 from millstream.pipelines import ParquetTarget, apply_changes
+from millstream.pipelines.change_stream.options import parse_options
+from millstream.pipelines.index.on_spark import CycleReport, IndexPipeline
+from millstream.pipelines.index.setup import find_specs
 
 if TYPE_CHECKING:
     from millstream.client.http import HttpClient
     from millstream.demo.flights import Change, Replay
 
-__all__ = ["Loader", "TableFollower", "ViewAsker", "steps_of"]
+__all__ = ["Loader", "TableFollower", "ViewAsker", "ViewKeeper", "steps_of"]
 
 STEP_MAX: Final = 500
 """Changes that are written before the next are begun."""
@@ -181,6 +186,42 @@ class ViewAsker(_Worker):
                 self.most = max(self.most, self.flights)
                 if self.flights < floor:
                     self.short[http.address] += 1
+
+
+class ViewKeeper(_Worker):
+    """Keeps the index of a design document on Spark, wherever its parts are.
+
+    Args:
+        session: Spark.
+        addresses: of nodes.
+        bucket: its name.
+        design: name of the design document.
+        directory: for the checkpoint.
+    """
+
+    def __init__(
+        self, session: Any, addresses: str, bucket: str, design: str, directory: Path
+    ) -> None:
+        super().__init__(f"view {design}")
+        source = parse_options({"hosts": addresses, "bucket": bucket})
+        (spec,) = find_specs(source, [design])
+        self._session = session
+        self.commits = 0
+        """Commits of all nodes together."""
+        self._pipeline = IndexPipeline(
+            spec, directory / design, on_cycle=self._count, is_loop=True
+        )
+
+    def __exit__(self, *error: object) -> None:
+        self._pipeline.is_stopping = True
+        super().__exit__(*error)
+
+    def work(self) -> None:
+        """Keep it until told to stop."""
+        self._pipeline.run(self._session)
+
+    def _count(self, _: CycleReport) -> None:
+        self.commits += 1
 
 
 class TableFollower:

@@ -3,7 +3,11 @@ import os
 import pytest
 
 from millstream.data_directory.inventory import Contents, Entry
-from millstream.data_directory.ownership import DataDirectory, refuse_lost_coordination
+from millstream.data_directory.ownership import (
+    DataDirectory,
+    put_coordination_aside,
+    refuse_lost_coordination,
+)
 from millstream.data_directory.small_files import as_text, read_toml, sealed
 from millstream.errors import CorruptionError, UnavailableError, UsageError
 
@@ -89,6 +93,16 @@ def test_coordination_is_missed_where_there_was_some(tmp_path):
     (tmp_path / "coord").mkdir()
     (tmp_path / "coord" / "node.toml.copy").write_text("")
     refuse_lost_coordination(tmp_path, Contents(coordinates=True))
+
+
+def test_the_files_of_coordination_that_is_given_up_are_kept_aside(tmp_path):
+    put_coordination_aside(tmp_path)
+    for number in (1, 2):
+        (tmp_path / "coord").mkdir()
+        (tmp_path / "coord" / "log").write_text(str(number))
+        put_coordination_aside(tmp_path)
+        assert (tmp_path / f"coord.lost-{number}" / "log").read_text() == str(number)
+        assert not (tmp_path / "coord").exists()
 
 
 def test_foreign_directories_are_left_alone(tmp_path):

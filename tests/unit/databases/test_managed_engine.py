@@ -162,6 +162,10 @@ async def test_adopted_records_and_maps_outlive_the_process(cluster: ManagedNode
     await node.start()
     assert node.engine.record(HERE) == newer
     assert node.engine.keys() == key
+    held = node.engine.adopted()[UUID]
+    assert (held.records[HERE.partition], held.key) == (newer, key[UUID])
+    assert {one.name for one in held.nodes} >= {"a"}
+    assert len(held.standings) == len(held.records)
     assert node.bucket.map == shown
     assert node.bucket.is_managed
 

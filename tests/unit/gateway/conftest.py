@@ -268,6 +268,10 @@ class FakeCluster:
     async def reign(self):
         return {"plan": None}
 
+    async def held(self, content):
+        self.taken.append(content)
+        return b'{"node": "n1"}'
+
     async def orders(self, content):
         self.taken.append(content)
         return b'{"replies":[]}'

@@ -8,6 +8,8 @@ from pathlib import Path
 import pytest
 
 from millstream.cluster.core.identity import Identity
+from millstream.coordination.aio.client.asking import ask_node
+from millstream.coordination.aio.client.async_client import AsyncClient
 from millstream.data_directory.cluster_file import write_identity
 from millstream.data_directory.ownership import DataDirectory
 from millstream.errors import CorruptionError
@@ -49,6 +51,27 @@ async def test_what_was_lost_is_begun_anew_only_to_join_the_cluster_again(
     write_identity(tmp_path, directory.inventory, directory.identity)
     one.start(bound)
     assert begun == [("10.0.0.1", 7380)]
+    for each in bound.values():
+        each.close()
+    directory.close()
+
+
+async def test_coordination_is_founded_anew_and_the_old_files_stay(
+    make_settings: Make, tmp_path: Path
+) -> None:
+    directory = DataDirectory.open(tmp_path)
+    directory.identity = Identity("c", "flights", "127.0.0.1:1")  # nobody is there to be joined
+    settings = make_settings(coord=FREE, peer=FREE)
+    bound = bind_all(settings, ("coord", "peer"))
+    one = OwnCoordination(settings, directory, lambda _: None)
+    one.start(bound)
+    await one.until_ready()
+    await one.found()
+    host, port = bound["coord"].getsockname()
+    found = await ask_node(AsyncClient([f"{host}:{port}"]), "ADMIN", "NODES")
+    assert len(found) == 1
+    assert (tmp_path / "coord.lost-1").is_dir()
+    await one.stop()
     for each in bound.values():
         each.close()
     directory.close()

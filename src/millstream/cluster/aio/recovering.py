@@ -442,8 +442,8 @@ def _told(
 
 def _loss_text(loss: Loss) -> str:
     texts = [
-        f"writes acknowledged at level {level} in {count} partitions, if only nodes given up "
-        "have them"
+        f"writes acknowledged at level {level} in {count} partitions, if only nodes had them that "
+        "are given up or were killed"
         for level, count in sorted(loss.at_risk.items())
     ]
     if loss.gone:

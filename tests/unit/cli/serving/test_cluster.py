@@ -212,7 +212,25 @@ def test_what_is_refused_is_one_line(
     assert str(error) in outcome.err
 
 
-def test_a_node_in_no_cluster_says_what_to_do(run: Any, node: EmbeddedNode) -> None:
+def test_a_recovery_is_only_told_unless_it_is_confirmed(run: Any, cluster: ClusterDouble) -> None:
+    outcome = run("recover", "--without", "n1")
+    assert outcome.code == 2
+    assert "give --yes" in outcome.err
+    said = outcome.out.decode()
+    assert "would be rebuilt: generation 3" in said
+    assert "n1  h:1  given up" in said
+    assert "! bucket orders: some" in said
+    said = text(run("recover", "--from-nodes", "--yes"))
+    assert "is rebuilt" in said
+    assert "may be lost" not in said
+    assert cluster.asked == [("recover", ("n1",), False, True), ("recover", (), True, False)]
+    assert json.loads(run("recover", "--yes", "--json").out)["is_done"]
+
+
+def test_a_node_in_no_cluster_says_what_to_do(
+    run: Any, node: EmbeddedNode, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(node._node.engine, "cluster", None)
     outcome = run("status")
     assert outcome.code == 1
     assert "coordination" in outcome.err

@@ -115,4 +115,6 @@ async def test_a_bucket_that_a_node_does_not_serve_is_not_taken_for_a_dropped_on
 
 async def test_a_group_of_one_is_never_forced(tmp_path: Path) -> None:
     async with world(tmp_path) as here:
-        assert await kept_log(here.node()) == (None, "conflict")
+        node = here.node()
+        await member_of(node).init("flights", 1)  # then the group has begun
+        assert await kept_log(node) == (None, "conflict")

@@ -33,10 +33,13 @@ async def test_init_join_and_requests_reach_the_cluster(
     cluster.answer = {"moves": {"copies": 3}}
     asked = {"op": "rebalance", "args": {"add": ["n3"]}}
     assert await body(await client.post(f"{PATH}/requests", json=asked)) == cluster.answer
+    wanted = {"without": ["n1"], "trial": True}
+    assert not (await body(await client.post(f"{PATH}/recover", json=wanted)))["is_done"]
     assert cluster.asked == [
         ("init", "f", 5),
         ("join", "10.0.0.1:5984", "x", ("data",)),
         ("rebalance", {"add": ["n3"]}, ""),
+        ("recover", ("n1",), False, True),
     ]
 
 
@@ -53,6 +56,8 @@ async def test_init_join_and_requests_reach_the_cluster(
         ("join", {"address": 1}),
         ("join", {"address": "a:1", "roles": ["king"]}),
         ("join", {"address": "a:1", "roles": [{}]}),
+        ("recover", {"without": "n1"}),
+        ("recover", {"force": True}),
         ("requests", {}),
         ("requests", {"op": "rebalance", "args": []}),
         ("requests", {"op": "rebalance", "timeout_s": 0}),
@@ -120,7 +125,7 @@ async def test_only_administrators_are_answered(
     await body(await guarded.get(PATH), 401)
     await body(await guarded.get(PATH, headers=bob), 403)
     await body(await guarded.get(PATH, headers=ada))
-    for page in ("init", "join", "requests"):
+    for page in ("init", "join", "recover", "requests"):
         await body(await guarded.post(f"{PATH}/{page}", json={}, headers=bob), 403)
     asked = {"op": "reset"}
     await body(await guarded.post(f"{PATH}/requests", json=asked, headers=ada))

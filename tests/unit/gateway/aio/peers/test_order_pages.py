@@ -19,7 +19,8 @@ async def test_members_are_asked(client, body, open_node):
     assert await body(await client.post("/_millstream/cluster/orders", data=io.BytesIO(sent))) == {
         "replies": []
     }
-    assert open_node.cluster.taken == [sent]
+    assert await body(await client.post("/_millstream/cluster/held", data=b"{}")) == {"node": "n1"}
+    assert open_node.cluster.taken == [sent, b"{}"]
 
 
 async def test_only_nodes_and_administrators_ask(guarded, body, bob):
@@ -28,8 +29,9 @@ async def test_only_nodes_and_administrators_ask(guarded, body, bob):
         await body(await guarded.get(f"/_millstream/cluster/{path}", headers=bob), 403)
 
 
-async def test_only_nodes_give_orders(guarded, guarded_node, body, bob):
-    path = "/_millstream/cluster/orders"
+@pytest.mark.parametrize("page", ["orders", "held"])
+async def test_only_nodes_give_orders(guarded, guarded_node, body, bob, page):
+    path = f"/_millstream/cluster/{page}"
     await body(await guarded.post(path, data=b"x"), 401)
     for user in (bob, basic("ada", "secret")):
         await body(await guarded.post(path, data=b"x", headers=user), 403)
