@@ -269,6 +269,7 @@ class SteppedEngine(ManagedEngine):
             truth.excuse(step.place, frozenset(step.kept))
             truth.activated(self.engine.owner, step.place)
             self.engine.owner.grow(copy)
+            self.world.trace(f"promoted {copy.describe()}")
             copy.check("activated")
 
     async def _tell_removal(self, running: Any, numbers: Sequence[int]) -> None:

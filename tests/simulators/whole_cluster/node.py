@@ -152,6 +152,7 @@ class Node(modelled.Node):
         if self.is_gone or self.is_up:
             return
         self.engine.restart()
+        self.world.trace(f"{self.name} is back, {[one.describe() for one in self.engine.copies]}")
         truth = self.world.truth
         for place, before in self.left.items():
             now = self.copies[place].log if place in self.copies else ()
