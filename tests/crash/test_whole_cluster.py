@@ -12,7 +12,7 @@ import pytest
 from simulators.whole_cluster.plants import FOUND, planted
 from simulators.whole_cluster.schedules import Schedule, run
 
-SEEDS, CASES = int(os.environ.get("MILLSTREAM_WHOLE_CLUSTER_SEEDS", "60")), 4
+SEEDS, CASES = int(os.environ.get("MILLSTREAM_WHOLE_CLUSTER_SEEDS", "100")), 4
 
 
 @pytest.mark.parametrize("case", range(CASES))

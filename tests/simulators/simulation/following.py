@@ -9,6 +9,7 @@ stream waits to be applied.
 
 from __future__ import annotations
 
+from contextlib import suppress
 from typing import TYPE_CHECKING
 
 from millstream.errors import ConditionError, MillstreamError, UnavailableError
@@ -144,7 +145,8 @@ class Following:
     def _taken(self, p: int) -> None:
         """A take-over has ended, one way or the other."""
         self.takings.discard(p)
-        done(self.node.moves.stand_back(p))
+        with suppress(UnavailableError):  # a full disk: it stays pending, and follows
+            done(self.node.moves.stand_back(p))
 
     def _undo(self, effect: Undo) -> None:
         p = effect.partition_id

@@ -22,6 +22,7 @@ from millstream.data_directory.map_file import AdoptedMap
 from millstream.databases.adopted_records import AdoptedRecords
 from millstream.databases.managed_engine import ManagedEngine
 from millstream.errors import MillstreamError, UnavailableError
+from millstream.kv.aio.copies import Copies
 from millstream.kv.core.bucket import Bucket
 from millstream.kv.core.copies.feed_effects import Undo
 from millstream.kv.core.partition.states import FOLLOWING
@@ -31,6 +32,7 @@ from simulators.simulation.following import Following
 from simulators.simulation.link import done
 from simulators.simulation.node import ACTIVE
 from simulators.whole_cluster.index import ManagedIndex
+from simulators.whole_cluster.rules import check_stop
 from support.kv.simulated_disk import BY_ID, CREATE, WRITE, Fault
 
 if TYPE_CHECKING:
@@ -64,12 +66,24 @@ class Copy(simulated.Copy):
         return point
 
 
+class WatchedCopies(Copies):
+    """Moves of copies; what is handed over is checked."""
+
+    engine: Engine
+
+    async def stop(self, partition_id: int, epoch: int) -> None:
+        reader = self._bucket._take_overs.get(partition_id, "")
+        check_stop(self.engine, partition_id, reader)
+        await super().stop(partition_id, epoch)
+
+
 class Engine(simulated.Node):
     """One directory, and the process that serves it, if it lives."""
 
     world: World
     copies: list[Copy]  # type: ignore[assignment]
-    bucket_uuid = "b1"
+    moves: WatchedCopies
+    bucket_uuid, moves_kind = "b1", WatchedCopies
 
     def __init__(self, owner: Node) -> None:
         self.owner, self.world, self.name = owner, owner.world, owner.name
@@ -85,6 +99,7 @@ class Engine(simulated.Node):
     def start(self) -> None:
         self.adopted: AdoptedRecords | None = None
         super().start()
+        self.moves.engine = self
         self.buckets = OneBucket(self)
         self.managed = SteppedEngine(self)
         self.taker = SteppedTaker(self)
@@ -254,6 +269,7 @@ class SteppedEngine(ManagedEngine):
             truth.excuse(step.place, frozenset(step.kept))
             truth.activated(self.engine.owner, step.place)
             self.engine.owner.grow(copy)
+            self.world.trace(f"promoted {copy.describe()}")
             copy.check("activated")
 
     async def _tell_removal(self, running: Any, numbers: Sequence[int]) -> None:

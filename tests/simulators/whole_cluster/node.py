@@ -26,6 +26,7 @@ from simulators.simulation.link import done
 from simulators.simulation.node import ACTIVE, KEYS
 from simulators.whole_cluster.engine import RECORDS, Copy, Engine
 from simulators.whole_cluster.index import Index
+from simulators.whole_cluster.rules import Known, check_acknowledged
 
 if TYPE_CHECKING:
     from simulators.whole_cluster.world import World
@@ -102,8 +103,8 @@ class Held(Mapping[Place, View]):
         return view
 
     def get(self, place: Place, default: Any = None) -> Any:
-        view = self._views[place]
-        return default if view.state is PartitionState.ABSENT else view
+        view = self._views.get(place)
+        return default if view is None or view.state is PartitionState.ABSENT else view
 
     def __iter__(self) -> Iterator[Place]:
         absent = PartitionState.ABSENT
@@ -123,6 +124,8 @@ class Node(modelled.Node):
         self.pace = 1.0
         """How often it gets to do something."""
         self.index = Index(self)
+        self.admitted = 0
+        """The last session in which it was admitted."""
         self.left: dict[Place, Log] = {}
         """What copies had when the process died."""
         self.engine = Engine(self)
@@ -149,6 +152,7 @@ class Node(modelled.Node):
         if self.is_gone or self.is_up:
             return
         self.engine.restart()
+        self.world.trace(f"{self.name} is back, {[one.describe() for one in self.engine.copies]}")
         truth = self.world.truth
         for place, before in self.left.items():
             now = self.copies[place].log if place in self.copies else ()
@@ -233,6 +237,7 @@ class Node(modelled.Node):
         for copy in self.engine.copies if self.is_up else ():
             if copy.pending and copy.partition.state is ACTIVE:
                 for change, level in copy.take_acknowledged():
+                    check_acknowledged(self, copy.place, change.number)
                     self.world.truth.acked[copy.place].append((change.number, level))
                     self.world.count(f"acknowledged {level}")
 
@@ -278,6 +283,10 @@ class Node(modelled.Node):
     @property
     def is_admitted(self) -> bool:  # type: ignore[override]
         return self.is_up and self.engine.taker.is_admitted
+
+    def was_admitted(self, boots: int) -> bool:
+        """Whether an orchestrator has admitted it in this session."""
+        return self.admitted == boots
 
     @property
     def token(self) -> Version:  # type: ignore[override]
@@ -335,11 +344,14 @@ class Node(modelled.Node):
 
     def obey(self, order: Order) -> Any:
         """Carry an order out; None: it died of that."""
-        reply = None
+        reply, known = None, Known(self, order)
         with self.working():
             reply = done(self.engine.taker.take(OrdersRequest((order,))))
         if reply is None or not self.is_up:
             return None
+        if order.kind == "admit" and order.boots == known.boots:
+            self.admitted = known.boots
+        known.check(reply.replies[0])
         self.check_durable(reply.replies[0])
         return reply.report if order.kind == "report" and reply.report else reply.replies[0]
 

@@ -7,6 +7,7 @@ below. Each replaces functions of the real code.
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from functools import partial
@@ -162,8 +163,26 @@ ENGINE: Final[dict[str, Plant]] = {
         0, ((Copies, "_branch_of_record", lambda self, partition: 0),)
     ),
 }
+
+
+@contextmanager
+def patched_everywhere(plant: Plant) -> Iterator[None]:
+    """Have a mistake also where a module has imported the function by its name."""
+    modules = [one for name, one in sys.modules.items() if name.startswith("millstream.")]
+    found = list(plant.patches)
+    for where, what, instead in plant.patches:
+        known = where.__dict__[what]
+        found += [
+            (one, what, instead)
+            for one in modules
+            if one is not where and known is not None and one.__dict__.get(what) is known
+        ]
+    with patched(Plant(plant.seed, tuple(found))):
+        yield
+
+
 PLANTS: Final[dict[str, Callable[[], Any]]] = {
-    **{name: partial(patched, plant) for name, plant in of_decisions.PLANTS.items()},
+    **{name: partial(patched_everywhere, one) for name, one in of_decisions.PLANTS.items()},
     **{name: partial(patched, plant) for name, plant in ENGINE.items()},
     **{f"stream: {name}": plant.make for name, plant in of_streams.PLANTS.items()},
 }

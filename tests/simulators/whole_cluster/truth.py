@@ -5,9 +5,11 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from millstream.cluster.core.orders import Place
+from millstream.model.cluster_maps import DataRecord
 from simulators.cluster import truth as modelled
 from simulators.simulation import truth as of_changes
 from simulators.simulation.truth import replay
+from simulators.whole_cluster.rules import check_left, check_right
 
 if TYPE_CHECKING:
     from simulators.whole_cluster.world import World
@@ -22,6 +24,8 @@ class Truth(modelled.Truth, of_changes.Truth):
         self.histories = {place: {} for place in places}
         self.born: dict[int, int] = {}
         """The branch in which a change was written, by its number."""
+        self.known: dict[Place, DataRecord] = {}
+        """The records in the map at the last look."""
         self.excused: set[Place] = set()
         """Changes that were persisted may be lost of these: a promotion said so, or a disk was."""
 
@@ -29,6 +33,19 @@ class Truth(modelled.Truth, of_changes.Truth):
         super().excuse(place, kept)
         if "persisted" not in kept:
             self.excused.add(place)
+
+    def check(self) -> None:
+        """Also: each right is one, and no row is left too early."""
+        super().check()
+        world = self.world
+        for place in world.places:
+            record = world.record(place)
+            before = self.known.setdefault(place, record)
+            if before is not record:
+                check_left(world, place, before, record)
+                self.known[place] = record
+            for node in world.all_nodes():
+                check_right(node, place)
 
     def check_end(self) -> None:
         """Also: what copies can be read as is what their histories say; so are readers."""

@@ -156,7 +156,10 @@ class World(modelled.World):
         if not self.may_reach(sender, node) or self.rng.random() < self.loss / 2:
             return
         reply = node.obey(order)
+        if self.lines is not None:
+            what = "dies of it" if reply is None else getattr(reply, "code", "reports")
+            self.trace(f"{node.name} {order.kind} {order.place.partition} {order.branch}: {what}")
         if reply is None:
-            self.trace(f"{node.name} dies of {order.kind}")
+            self.count("deaths by an order")
         elif self.rng.random() >= self.loss:
             self.flying.append(("reply", sender, run, order, reply))
