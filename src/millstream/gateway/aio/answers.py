@@ -137,7 +137,7 @@ async def read_body(request: web.Request, bytes_max: int) -> bytes:
     return await joined(pieces, size)
 
 
-async def joined(pieces: Sequence[bytes], size: int) -> bytes:
+async def joined(pieces: Sequence[bytes | memoryview], size: int) -> bytes:
     """Return pieces as one; if they are long, put together in a thread, which holds no lock."""
     return b"".join(pieces) if size <= LARGE_BYTES else await asyncio.to_thread(b"".join, pieces)
 
