@@ -16,6 +16,7 @@ from aiohttp import web
 from millstream.access.users import Right, User
 from millstream.documents.json_text import LARGE_BYTES
 from millstream.errors import AccessError, UsageError
+from millstream.gateway.aio.parsing import decoded
 from millstream.gateway.aio.room import hold
 from millstream.gateway.core.api.node import NodeApi
 from millstream.gateway.core.api.tokens import TokenApi
@@ -136,7 +137,7 @@ async def read_body(request: web.Request, bytes_max: int) -> bytes:
     return await joined(pieces, size)
 
 
-async def joined(pieces: Sequence[bytes], size: int) -> bytes:
+async def joined(pieces: Sequence[bytes | memoryview], size: int) -> bytes:
     """Return pieces as one; if they are long, put together in a thread, which holds no lock."""
     return b"".join(pieces) if size <= LARGE_BYTES else await asyncio.to_thread(b"".join, pieces)
 
@@ -178,10 +179,7 @@ async def read_object(request: web.Request, bytes_max: int = OBJECT_BYTES_MAX) -
         return {}
     if request.content_type != "application/json":
         raise UsageError("the body must be of type application/json", code="bad_content_type")
-    try:
-        content = msgspec.json.decode(body)
-    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
-        raise UsageError(f"the body is not JSON: {error}", code="bad_json") from error
+    content = await decoded(body)
     if not isinstance(content, dict):
         raise UsageError("the body must be a JSON object", code="bad_json")
     return content

@@ -18,15 +18,23 @@ from typing import Any, Final, TypeVar
 
 from aiohttp import web
 
-from millstream.documents.json_text import LARGE_BYTES, is_plain_here, judge_large_values
+from millstream.documents.json_text import (
+    LARGE_BYTES,
+    is_plain_here,
+    judge_large_values,
+    parse,
+)
 from millstream.documents.large_texts import BulkTexts, bulk_texts, large_sent, sliced
+from millstream.documents.portions import Assembly, portioned
 from millstream.documents.sent import Sent, parse_sent
 from millstream.documents.stored import StoredDocument
 from millstream.gateway.aio.room import hold_copies
 from millstream.runtime.long_calls import call_apart, run_apart
+from millstream.runtime.pace import Pace
 
 __all__ = [
-    "BRANCHES_QUICK_MAX", "QUICK_BODY_BYTES_MAX", "SMALL_TEXT_BYTES", "beside", "interpreted",
+    "BRANCHES_QUICK_MAX", "QUICK_BODY_BYTES_MAX", "SMALL_TEXT_BYTES", "beside", "decoded",
+    "interpreted",
     "is_heavy", "judge_apart", "parsed", "prepare", "taken_apart", "understood", "worked",
 ]  # fmt: skip
 
@@ -60,6 +68,17 @@ async def parsed(text: bytes) -> Sent:
     if len(text) <= SMALL_TEXT_BYTES:
         return parse_sent(text)
     return await run_apart(large_sent, text)
+
+
+async def decoded(text: bytes) -> Any:
+    """Return the value of a JSON text, others having turns meanwhile; raises as `parse`."""
+    if len(text) <= SMALL_TEXT_BYTES:
+        return parse(text)
+    assembly, pace = Assembly(), Pace()
+    for step in (await run_apart(portioned, text)).steps():
+        assembly.take(step)
+        await pace.breathe(0)
+    return assembly.value
 
 
 async def interpreted(call: Callable[[bytes], _Result], text: bytes) -> _Result:

@@ -15,15 +15,14 @@ Source: CouchDB's bulk API and replication protocol.
 from __future__ import annotations
 
 import secrets
-from collections.abc import AsyncGenerator, AsyncIterator, Callable, Mapping, Sequence
+from collections.abc import AsyncGenerator, AsyncIterator, Mapping, Sequence
 from contextlib import aclosing
 from itertools import compress
-from typing import Any, Final, NamedTuple, TypeVar
+from typing import Any, Final, NamedTuple
 
 import msgspec
 from aiohttp import web
 
-from millstream.documents.json_text import check_values, parse
 from millstream.documents.large_texts import BulkTexts, Named, named
 from millstream.documents.reading import (
     PLAIN,
@@ -59,8 +58,8 @@ from millstream.gateway.aio.documents.documents_out import (
 from millstream.gateway.aio.documents.local_pages import LOCAL_BYTES_MAX
 from millstream.gateway.aio.documents.writing import Edit, Stored, write
 from millstream.gateway.aio.parsing import (
-    QUICK_BODY_BYTES_MAX,
     beside,
+    decoded,
     interpreted,
     parsed,
     prepare,
@@ -110,8 +109,6 @@ class _Asked(NamedTuple):
         return None if self.error is not None and not self.id else self.id
 
 
-_revs: Final = msgspec.json.Decoder(dict[str, list[str]]).decode
-_Result = TypeVar("_Result")
 _LOCAL: Final = "_local/"
 _OF_THE_WHOLE: Final = ("long_call_failed",)
 """Errors of one document for which all are refused: replicators pass over what a row refuses."""
@@ -158,11 +155,6 @@ async def _sent_texts(request: web.Request) -> BulkTexts:
     found = await taken_apart(await read_body(request, BULK_BYTES_MAX))
     _check_count(len(found.texts))
     return found
-
-
-async def _taken_apart(call: Callable[[bytes], _Result], data: bytes) -> _Result:
-    """Return what a call makes of a body: a long one is taken apart beside the loop."""
-    return await beside(call, data) if len(data) > QUICK_BODY_BYTES_MAX else call(data)
 
 
 def _check_count(count: int) -> None:
@@ -289,17 +281,15 @@ async def revs_by_id(request: web.Request) -> dict[str, list[str]]:
     Raises:
         UsageError: `bad_request`, `bad_json`, `too_large`.
     """
-    data = await read_body(request, BULK_BYTES_MAX)
-    await _taken_apart(check_values, data)
-    try:
-        asked = await _taken_apart(_revs, data)
-    except msgspec.ValidationError as error:
-        raise UsageError("the body must be {id: [revisions]}", code="bad_request") from error
-    except (msgspec.DecodeError, UnicodeDecodeError) as error:
-        raise UsageError(f"the body is not JSON: {error}", code="bad_json") from error
+    asked = await decoded(await read_body(request, BULK_BYTES_MAX))
+    if not isinstance(asked, dict):
+        raise _no_revs()
     _check_count(len(asked))
     turns = Turns()
     for revs in asked.values():
+        await turns.give()
+        if not isinstance(revs, list) or not all(isinstance(rev, str) for rev in revs):
+            raise _no_revs()
         if len(revs) > REVISIONS_OF_ONE_MAX:
             raise UsageError(
                 f"at most {REVISIONS_OF_ONE_MAX} revisions of a document at a time",
@@ -309,6 +299,10 @@ async def revs_by_id(request: web.Request) -> dict[str, list[str]]:
             await turns.give()
             checked_rev(rev)
     return asked
+
+
+def _no_revs() -> UsageError:
+    return UsageError("the body must be {id: [revisions]}", code="bad_request")
 
 
 async def _differences(request: web.Request) -> dict[str, dict[str, list[str]]]:
@@ -358,12 +352,25 @@ def _is_legal(doc_id: str) -> bool:
 
 
 async def _revs_diff(request: web.Request) -> web.Response:
-    return answer(await _differences(request))
+    return await _answered(await _differences(request))
 
 
 async def _missing_revs(request: web.Request) -> web.Response:
     found = await _differences(request)
-    return answer({"missing_revs": {doc_id: one["missing"] for doc_id, one in found.items()}})
+    missing = {doc_id: one["missing"] for doc_id, one in found.items()}
+    return await _answered(missing, b'{"missing_revs":', b"}")
+
+
+async def _answered(
+    found: Mapping[str, Any], before: bytes = b"", behind: bytes = b""
+) -> web.Response:
+    """Return an answer with an object, encoded by and by."""
+    turns, names, texts = Turns(), list(found), list[bytes]()
+    for begin in range(0, len(names), ROWS_ENCODED_MAX):
+        await turns.give()
+        some = {name: found[name] for name in names[begin : begin + ROWS_ENCODED_MAX]}
+        texts.append(msgspec.json.encode(some)[1:-1])
+    return raw_answer(b"%b{%b}%b\n" % (before, b",".join(texts), behind))
 
 
 # -- reading
@@ -372,7 +379,7 @@ async def _missing_revs(request: web.Request) -> web.Response:
 async def _bulk_get(request: web.Request) -> web.StreamResponse:
     bucket = request.match_info[DATABASE]
     require(request, "read", bucket)
-    content, asked = await _taken_apart(_asked_of, await read_body(request, BULK_BYTES_MAX))
+    content, asked = await _asked_of(await decoded(await read_body(request, BULK_BYTES_MAX)))
     given: dict[str, str] = dict(request.query)
     for name in ("revs", "latest", "attachments"):
         if isinstance(content.get(name), bool):
@@ -394,13 +401,16 @@ async def _bulk_get(request: web.Request) -> web.StreamResponse:
     return await stream(request, getting.results(asked), {})
 
 
-def _asked_of(data: bytes) -> tuple[dict[str, Any], list[_Asked]]:
-    content = parse(data)
+async def _asked_of(content: Any) -> tuple[dict[str, Any], list[_Asked]]:
     docs = content.get("docs") if isinstance(content, dict) else None
     if not isinstance(docs, list):
         raise UsageError("Missing JSON list of 'docs'.", code="bad_request")
     _check_count(len(docs))
-    return content, list(map(_asked, docs))
+    asked, turns = list[_Asked](), Turns()
+    for form in docs:
+        await turns.give()
+        asked.append(_asked(form))
+    return content, asked
 
 
 def _asked(form: Any) -> _Asked:

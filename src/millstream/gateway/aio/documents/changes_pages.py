@@ -36,6 +36,7 @@ from millstream.gateway.aio.answers import (
     DATABASE_PATH,
     NODE_API,
     STILL,
+    joined,
     read_object,
     require,
 )
@@ -189,7 +190,8 @@ class _Answer:
         passing = [one.leaves(all_docs=self._query.all_docs) for one in found]
         if self._passes is not None:
             pairs = zip(found, passing, strict=True)
-            texts = [b"".join(one.pieces(leaf)) for one, those in pairs for leaf in those]
+            pieces = [one.pieces(leaf) for one, those in pairs for leaf in those]
+            texts = [await joined(some, sum(map(len, some))) for some in pieces]
             verdicts = iter(await self._passes(texts) if texts else [])
             passing = [[leaf for leaf in those if next(verdicts)] for those in passing]
         if self._text_of is None:

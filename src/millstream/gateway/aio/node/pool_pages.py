@@ -37,6 +37,8 @@ _LOOK_SECONDS: Final = 0.2
 _END: Final = b"\n\n\n\n"
 """Behind each map of a stream."""
 _RIGHTS: Final[tuple[Right, ...]] = ("read", "write", "stream", "design")
+_RUST: Final = "rust/"
+"""The Rust SDK takes 404 for a feature that is not here; to most others that is no bucket."""
 _VERSION: Final = f"7.0.0-0000-millstream-{__version__}"
 """The version in the form that SDKs parse, of the server whose pages these imitate."""
 
@@ -62,7 +64,7 @@ async def _not_here(_: web.Request) -> web.Response:
 
 
 async def _no_management(request: web.Request) -> web.Response:
-    """Answer in the words of a server before collections, which all SDKs know."""
+    """Answer in the words of a server before collections, which the SDKs know."""
     if request.method == "GET":
         _need_login(request)
     else:
@@ -72,7 +74,9 @@ async def _no_management(request: web.Request) -> web.Response:
         return _no_bucket()
     if request.match_info.get("rest") == "controller/doFlush":
         return web.Response(status=400, text='{"_":"Flush is disabled for the bucket"}')
-    return web.Response(status=400, text="Not allowed on this version of cluster")
+    knows_no_words = request.headers.get("User-Agent", "").startswith(_RUST)
+    status = 404 if knows_no_words else 400
+    return web.Response(status=status, text="Not allowed on this version of cluster")
 
 
 def _map(request: web.Request, name: str | None) -> dict[str, Any] | None:

@@ -94,6 +94,12 @@ async def test_a_user_is_told_who_it_is(client, body):
     assert (await body(await client.get("/whoami"), 200))["domain"] == "anonymous"
 
 
+async def test_the_rust_sdk_is_told_by_a_status_that_a_feature_is_not_here(client):
+    headers = {"User-Agent": "rust/1.1.0 (linux x86_64)"}
+    answer = await client.get("/pools/default/buckets/orders/scopes", headers=headers)
+    assert (answer.status, await answer.text()) == (404, "Not allowed on this version of cluster")
+
+
 async def test_collections_are_said_to_be_unknown_and_not_the_bucket(client):
     for method, path in (("GET", ""), ("POST", ""), ("DELETE", "/x"), ("POST", "/x/collections")):
         answer = await client.request(method, f"/pools/default/buckets/orders/scopes{path}")
