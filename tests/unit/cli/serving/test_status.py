@@ -46,11 +46,11 @@ def test_health_for_people(capsys):
 
 def test_a_failed_bucket_is_a_failure(node, capsys):
     buckets = node._node.engine._buckets
-    buckets._failures["orders"] = "its disk failed"
+    buckets._table.failures["orders"] = "its disk failed"
     try:
         assert run("--user", "ada") == 1
     finally:
-        del buckets._failures["orders"]
+        del buckets._table.failures["orders"]
     assert "orders is not served: its disk failed" in capsys.readouterr().err
 
 
