@@ -166,7 +166,7 @@ soak-views: $(TEST) ## 20,000 random histories of an index under faults (EXAMPLE
 simulate: $(TEST) ## 20,000 schedules of several nodes; ARGS="--seed N" repeats one with its trace
 	@PYTHONPATH=tests $(PY) -m simulators.simulation --seeds 20000 $(ARGS)
 
-manager: $(TEST) ## decisions of a managed cluster while everything goes wrong, SEEDS=2000; ARGS="--seed 7" begins there, ARGS=--all-plants
+manager: $(TEST) ## decisions of a managed cluster while everything goes wrong, SEEDS=2000; ARGS="--seed 7" begins there, ARGS=--all-plants, ARGS=--restored: coordination loses entries
 	@PYTHONPATH=tests $(PY) -m simulators.cluster --seeds $(or $(SEEDS),2000) $(ARGS)
 
 whole-cluster: $(TEST) ## whole clusters with real engines while everything goes wrong, SEEDS=200; ARGS="--seed 7 --trace" shows one, ARGS=--all-plants

@@ -18,7 +18,7 @@ from collections.abc import Callable, Coroutine
 from functools import partial
 from typing import Any, Final, TypeVar
 
-__all__ = ["STOP_SECONDS", "Tasks", "in_thread"]
+__all__ = ["STOP_SECONDS", "Tasks", "in_thread", "until_done"]
 
 _Result = TypeVar("_Result")
 
@@ -34,14 +34,26 @@ async def in_thread(call: Callable[..., _Result], *args: Any, **named: Any) -> _
     owner was closed, and undo what the next owner has written.
     """
     loop = asyncio.get_running_loop()
-    running = loop.run_in_executor(None, partial(call, *args, **named))
-    try:
-        return await asyncio.shield(running)
-    except asyncio.CancelledError:
-        await asyncio.wait([running])
-        if not running.cancelled() and (error := running.exception()) is not None:
-            _LOG.warning("what ran in a thread until it was cancelled failed: %s", error)
-        raise
+    return await until_done(loop.run_in_executor(None, partial(call, *args, **named)))
+
+
+async def until_done(running: asyncio.Future[_Result]) -> _Result:
+    """Return the result of what runs in a thread; a cancelled caller ends once it is done.
+
+    Raises:
+        CancelledError: the caller was cancelled. An error of the call is logged, and no more.
+    """
+    cancelled: asyncio.CancelledError | None = None
+    while not running.done():
+        try:
+            await asyncio.wait([running])
+        except asyncio.CancelledError as error:
+            cancelled = error
+    if cancelled is None:
+        return running.result()
+    if not running.cancelled() and (failure := running.exception()) is not None:
+        _LOG.info("what ran in a thread until it was cancelled failed: %s", failure)
+    raise cancelled
 
 
 class Tasks:

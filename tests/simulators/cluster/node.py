@@ -96,7 +96,7 @@ class Node:
     def __init__(self, world: World, name: str, zone: str) -> None:
         self.world, self.name, self.zone = world, name, zone
         self.is_up, self.is_gone, self.side = True, False, 0
-        self.token, self.generation = NEVER, 0
+        self.token = NEVER
         self.boots = 0
         """Number of the session that it believes to have; 0: it is out of step."""
         self.is_admitted = False
@@ -238,9 +238,6 @@ class Node:
         if not space.run(open_session(self.name, live, counter.version)):
             return
         state = space.state()
-        assert state.cluster is not None
-        if state.cluster.generation > self.generation:
-            self.generation, self.token = state.cluster.generation, state.token
         self.token = max(self.token, state.token)
         for place in self.world.places:
             self.adopt(place, state.data[place.bucket].records[place.partition])

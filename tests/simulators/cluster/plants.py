@@ -403,7 +403,7 @@ PLANTS: Final[dict[str, Plant]] = {
         4, ((recovery, "_data_map", _map_of_state),), is_restored=True
     ),
     "a rebuilt state uses keys again": Plant(
-        18, ((recovery, "_keys", lambda state, held: [MapKey(0, 0)]),), is_restored=True
+        109, ((recovery, "_keys", lambda state, held: [MapKey(0, 0)]),), is_restored=True
     ),
 }
 

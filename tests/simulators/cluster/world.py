@@ -48,7 +48,7 @@ from millstream.model.cluster_maps import (
     MapKey,
 )
 from millstream.model.rows import Row
-from millstream.vsr.core.versions import Version
+from millstream.vsr.core.versions import NEVER, Version
 from simulators.cluster.index_parts import Gateway
 from simulators.cluster.namespace import Namespace
 from simulators.cluster.node import ACTIVE, REPLICA, Copy, Node
@@ -297,8 +297,8 @@ class World:
                 node = self.nodes[name]
                 if node.side or not node.is_up:
                     return False
-                node.lose_session()
-                node.token = max(node.token, Version(space.epoch, 0, 0))
+                node.lose_session()  # and what it knew of orchestrators
+                node.token = NEVER
                 held[name] = self._held(node)
         without = frozenset(known_nodes(state, held).keys() & gone)
         identity, unix_ms = Identity(self.uuid, "c"), self.now_ms + 1_000_000

@@ -1,10 +1,11 @@
 import asyncio
+import gc
 import logging
 import threading
 
 import pytest
 
-from millstream.runtime.tasks import Tasks, in_thread
+from millstream.runtime.tasks import Tasks, in_thread, until_done
 
 
 async def test_tasks_are_named_kept_and_cancelled():
@@ -59,7 +60,8 @@ async def test_who_is_cancelled_ends_after_what_runs_in_a_thread(caplog, fails):
     await asyncio.sleep(0)
     assert not task.done()
     gate.set()
-    await asyncio.wait([task])
+    with caplog.at_level(logging.INFO):
+        await asyncio.wait([task])
     assert task.cancelled()
     assert ended == ["file.new"]
     assert ("no space" in caplog.text) is fails
@@ -69,3 +71,19 @@ async def test_what_runs_in_a_thread_gives_its_result_or_error():
     assert await in_thread(int, "7") == 7
     with pytest.raises(ValueError, match="invalid"):
         await in_thread(int, "x")
+
+
+async def test_an_error_is_nobodys_if_its_caller_is_cancelled_as_it_happens():
+    loop, told = asyncio.get_running_loop(), []
+    loop.set_exception_handler(lambda _, context: told.append(context))
+    running = loop.create_future()
+    task = asyncio.ensure_future(until_done(running))
+    await asyncio.sleep(0)
+    running.set_exception(OSError("no space"))
+    await asyncio.sleep(0)  # the callbacks have run, the caller has not
+    task.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await task
+    del running, task
+    gc.collect()
+    assert not told

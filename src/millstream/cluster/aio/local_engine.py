@@ -40,8 +40,6 @@ class ClusterMaps(msgspec.Struct, frozen=True):
     index: dict[str, IndexMap]
     version: Version = NEVER
     """The newest version of any element that was read: a larger one is of a later read."""
-    generation: int = 0
-    """Of the cluster: it grows when its state is rebuilt, and tokens begin anew then."""
 
 
 class LocalEngine(Protocol):

@@ -309,23 +309,25 @@ class Membership:
         """Tell what this node holds; see `ClusterApi.held`."""
         self._need_member()
         request = from_peer(content, HeldRequest)
-        if request.pool:
-            async with self._change:
-                await self._move_to(request)
-        return msgspec.json.encode(await self._held(request))
+        if not request.is_last:
+            return msgspec.json.encode(await self._held(request))
+        async with self._change:
+            return msgspec.json.encode(await self._held(request))
 
-    async def _move_to(self, request: HeldRequest) -> None:
-        """Coordinate in the pool of a node that has begun anew, unless the present one answers."""
+    async def _begin_anew(self, pool: str) -> None:
+        """Give the session up, and coordinate in another pool if one is named (HOST:PORT)."""
         assert self._identity is not None
-        if self._agent is not None and self._agent.taker.boots:
-            return  # the answer says that it is in step
+        maps = None if self._agent is None else self._agent.taker.maps
         await self.stop()
         try:
-            await self._own.join_pool(request.pool)
-            self._identity = self._identity._replace(peer=request.pool)
-            await self._own.keep_identity(self._identity)
+            if pool:
+                await self._own.join_pool(pool)
+                self._identity = self._identity._replace(peer=pool)
+                await self._own.keep_identity(self._identity)
         finally:
             self.start()
+            assert self._agent is not None, "it was started"
+            self._agent.taker.maps = maps
 
     async def _held(self, request: HeldRequest) -> Held:
         assert self._identity is not None, "it is a member"
@@ -335,11 +337,11 @@ class Membership:
                 "is recovered",
                 code="other_cluster",
             )
+        if request.is_last:
+            await self._begin_anew(request.pool)
         if self._agent is None or self._engine is None:
             raise UnavailableError("this node is starting or stopping", code="out_of_step")
         taker = self._agent.taker
-        if request.token is not None:
-            await taker.obey_later_only(request.token)
         host, ports = self._own.addresses()
         record = NodeRecord("", host, dict(ports), self._own.roles, version=self._version)
         kept_lsn, not_kept = await kept_log(self._own)

@@ -80,7 +80,6 @@ class OrderTaker:
         """Why a bucket did not do what it was told, by uuid."""
         self.maps: ClusterMaps | None = None
         """What was taken last."""
-        self._generation = 0
         self._lease_ms: int | None = None
         self._settings = Settings()
         self._lock = asyncio.Lock()
@@ -103,8 +102,6 @@ class OrderTaker:
         """
         async with self._lock:
             await self._take_maps(maps)
-            if maps.generation > self._generation:  # all records are newer than older orders
-                self._generation, self.token = maps.generation, token
             self.token = max(self.token, token)
             self.boots, self.is_admitted = boots, False
             self._tell_right()
@@ -158,11 +155,6 @@ class OrderTaker:
             engine.has_space(self._settings.disk_reserve_percent),
             dict(engine.keys()),
         )
-
-    async def obey_later_only(self, token: Version) -> None:
-        """Obey no order of an earlier token from now on; return once none is carried out."""
-        async with self._lock:
-            self.token = max(self.token, token)
 
     async def _take_maps(self, maps: ClusterMaps) -> None:
         self.maps, self._settings = maps, maps.settings

@@ -10,8 +10,8 @@ Invariants:
    given up.
 2. The group goes on by the command of the coordination service that there is for it (`ADMIN GROUP
    FORCE`), on the member that has the most of the log.
-3. Before the nodes are asked for the last time they obey no order of an earlier orchestrator any
-   more. What they tell then is written.
+3. Before the nodes are asked for the last time they give up their sessions, so they obey nobody
+   until the state is rebuilt. What they tell then is written.
 4. Each step may be interrupted; the same call again goes on.
 
 Elsewhere: what is written (`cluster.core.recovery`, `cluster.core.writes`), the pages of nodes
@@ -47,7 +47,6 @@ from millstream.cluster.core.requests import node_like
 from millstream.cluster.core.writes import put_rebuilt
 from millstream.coordination.aio.client.asking import ask_node
 from millstream.errors import ConditionError, MillstreamError, UnavailableError
-from millstream.vsr.core.versions import Version
 
 __all__ = ["HELD_PATH", "HeldRequest", "Recovery", "Wanted", "kept_log"]
 
@@ -86,10 +85,10 @@ class HeldRequest(msgspec.Struct, frozen=True):
     """A node is asked for what it holds."""
 
     cluster: str
-    token: Version | None = None
-    """Obey no order of an earlier token any more."""
+    is_last: bool = False
+    """Give the session up first: obey nobody before the cluster is rebuilt."""
     pool: str = ""
-    """Coordinate in the pool of this node: HOST:PORT for other nodes."""
+    """Coordinate in the pool of this node from then on: HOST:PORT for other nodes."""
 
 
 async def kept_log(own: OwnNode) -> tuple[int | None, str]:
@@ -320,15 +319,15 @@ class Recovery:
         without: frozenset[str],
         wanted: Wanted,
     ) -> dict[str, Held]:
-        """Ask all again, now that they obey no earlier orchestrator any more."""
+        """Have all give up their sessions, and ask them again."""
         host, ports = self._own.addresses()
         pool = f"{host}:{ports.get('peer', 0)}" if wanted.from_nodes else ""
-        token = Version(state.epoch, 0, 0)
         nodes = known_nodes(state, held)
         others = sorted(nodes.keys() - {self._own.uuid} - without)
-        request = HeldRequest(self._identity.cluster, token, pool)
+        request = HeldRequest(self._identity.cluster, is_last=True, pool=pool)
         answers = await asyncio.gather(*(self._ask(nodes[name], request) for name in others))
-        found = {self._own.uuid: await self._held_here(HeldRequest(self._identity.cluster, token))}
+        here = HeldRequest(self._identity.cluster, is_last=True)
+        found = {self._own.uuid: await self._held_here(here)}
         for name, answer in zip(others, answers, strict=True):
             if not isinstance(answer, Held) or answer.node != name:
                 raise _silent(nodes[name].name, str(answer)[:500])
@@ -371,11 +370,11 @@ def _not_yet(
     nodes: Mapping[str, NodeRecord], held: Mapping[str, Held], *, is_answered: bool
 ) -> MillstreamError | None:
     """Return what speaks against it, and may be over soon: others may be silent since a moment."""
+    if is_answered:  # sessions may have outlasted the restore
+        return None
     for name, one in held.items():
         if one.is_in_step:
             return _not_lost(f"{nodes[name].name} is in step with the cluster")
-        if is_answered:
-            continue
         if one.not_kept == "conflict":
             return _not_lost(f"{nodes[name].name} hears others that coordinate")
         if one.not_kept == "notready":

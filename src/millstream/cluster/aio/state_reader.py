@@ -94,7 +94,6 @@ def maps_of(state: ClusterState) -> ClusterMaps:
     return ClusterMaps(
         state.cluster.uuid, state.settings, dict(state.nodes), dict(state.buckets),
         dict(state.data), dict(state.index), max(state.versions.values(), default=NEVER),
-        state.cluster.generation,
     )  # fmt: skip
 
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 from typing import Any
 
-import msgspec
 import pytest
 
 from millstream.cluster.aio.local_engine import ClusterMaps
@@ -101,21 +100,6 @@ async def test_a_larger_token_is_obeyed_from_then_on(taker: OrderTaker) -> None:
     await take(taker, order("report", Place("", 0), token=newer))
     said = await take(taker, order("adopt"))
     assert [(one.code, one.token) for one in said.replies] == [("deposed", newer)]
-
-
-async def test_an_earlier_orchestrator_is_obeyed_no_more_and_tokens_begin_anew_with_a_generation(
-    taker: OrderTaker, engine: EngineDouble
-) -> None:
-    later = Version(1 << 16, 0, 0)
-    await taker.obey_later_only(later)
-    assert (await take(taker, order("adopt"))).replies[0].code == "deposed"
-    taker.leave()
-    rebuilt = msgspec.structs.replace(maps("u", "v"), generation=3)
-    await taker.begin(4, TOKEN, rebuilt)  # a group that was founded anew counts from 1
-    assert (await take(taker, order("adopt"))).replies[0].code == "is"
-    await taker.obey_later_only(later)
-    await taker.begin(5, TOKEN, rebuilt)
-    assert taker.token == later
 
 
 async def test_a_bucket_that_fails_spoils_no_reply_of_others(

@@ -24,6 +24,7 @@ from concurrent.futures import ThreadPoolExecutor
 from typing import TYPE_CHECKING, Any, Final, NamedTuple, Protocol, TypeVar
 
 from millstream.errors import CorruptionError, MillstreamError, UnavailableError
+from millstream.runtime.tasks import until_done
 from millstream.views.aio.indexing.index_mapping import MappedChanges
 from millstream.views.core.design.documents import Changes
 from millstream.views.core.index.header import (
@@ -569,14 +570,9 @@ class ServedIndex:
             executor = self._own_thread or self._executor
             future: asyncio.Future[Any] = loop.run_in_executor(executor, work)
             try:
-                result: _Result = await asyncio.shield(future)
+                result: _Result = await until_done(future)
             except CorruptionError as error:
                 self.damage = error
-                raise
-            except asyncio.CancelledError:
-                while not future.done():  # also when cancelled again
-                    with contextlib.suppress(asyncio.CancelledError):
-                        await asyncio.wait([future])
                 raise
             finally:
                 if self._own_thread is not None and time.monotonic() - began > SLOW_S:
