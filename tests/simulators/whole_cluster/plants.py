@@ -201,6 +201,7 @@ FOUND: Final[dict[str, int]] = {
     "one promise is enough": 10,
     "the copy of a branch is chosen anew": 10,
     "every promotion is safe": 10,
+    "failed nodes are given up without a word": 11,
     "engine: adopted records are not durable": 0,
     "engine: older records replace newer ones": 4,
     "engine: promises are not durable": 0,
@@ -212,9 +213,11 @@ FOUND: Final[dict[str, int]] = {
     "engine: contact does not lapse": 0,
     "engine: a new session serves at once": 1,
     "engine: who loses the session keeps the lease": 3,
+    "engine: any branch is followed": 10,
     "stream: memory_switch": 0,
     "stream: early_barrier": 1,
     "stream: half_is_a_majority": 1,
+    "stream: rollback_too_short": 10,
 }
 """Mistakes that are found, and by which seed."""
 
