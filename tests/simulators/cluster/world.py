@@ -48,7 +48,7 @@ from millstream.model.cluster_maps import (
     MapKey,
 )
 from millstream.model.rows import Row
-from millstream.vsr.core.versions import NEVER, Version
+from millstream.vsr.core.versions import NEVER
 from simulators.cluster.index_parts import Gateway
 from simulators.cluster.namespace import Namespace
 from simulators.cluster.node import ACTIVE, REPLICA, Copy, Node
