@@ -144,8 +144,8 @@ class BulkTexts(NamedTuple):
 _bulk: Final = msgspec.json.Decoder(_Bulk).decode
 
 
-def bulk_texts(data: bytes) -> BulkTexts:
-    """Return the texts of the documents in a body.
+def bulk_texts(data: bytes, most: int) -> BulkTexts:
+    """Return the texts of the documents in a body, of which there may be so many at most.
 
     Raises:
         UsageError: `bad_request`, `bad_json`, `too_large`.
@@ -164,6 +164,8 @@ def bulk_texts(data: bytes) -> BulkTexts:
         ) from error
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
         raise UsageError(f"the body is not JSON: {error}", code="bad_json") from error
+    if len(said.docs) > most:
+        raise UsageError(f"at most {most} documents at a time", code="too_large")
     local_ids = dict[int, str]()
     if b"_local" in data:
         for place, text in enumerate(said.docs):
@@ -179,7 +181,7 @@ def _local_id(text: bytes) -> str | None:
     return doc_id if isinstance(doc_id, str) and doc_id.startswith("_local/") else None
 
 
-def sliced(data: bytes) -> BulkTexts:
+def sliced(data: bytes, most: int) -> BulkTexts:
     """Return what `bulk_texts` returns, as one."""
-    found = bulk_texts(data)
+    found = bulk_texts(data, most)
     return found._replace(texts=Slices(found.texts))

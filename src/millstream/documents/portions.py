@@ -27,6 +27,7 @@ from millstream.errors import UsageError
 __all__ = ["PORTION_BYTES_MAX", "Assembly", "Portions", "portioned"]
 
 PORTION_BYTES_MAX: Final = 16 * 1024
+"""Bytes of a large body that are decoded before other requests may have a turn."""
 _VALUE: Final = ord("v")
 _LIST: Final = ord("[")
 _OBJECT: Final = ord("{")

@@ -38,14 +38,14 @@ def test_slices_are_the_texts():
 
 @pytest.mark.parametrize("read", [bulk_texts, sliced])
 def test_the_documents_of_a_body(read):
-    found = read(b'{"docs":[{"a":1}, {"b" : 2}],"new_edits":false}')
+    found = read(b'{"docs":[{"a":1}, {"b" : 2}],"new_edits":false}', 2)
     assert list(map(bytes, found.texts)) == [b'{"a":1}', b'{"b" : 2}']
     assert not found.new_edits
 
 
 def test_a_document_that_is_too_deep_for_a_decoder_costs_no_other():
     deep = b"[" * 5000 + b"]" * 5000
-    first, second = bulk_texts(b'{"docs":[{"a":%b},{"b":1}]}' % deep).texts
+    first, second = bulk_texts(b'{"docs":[{"a":%b},{"b":1}]}' % deep, 2).texts
     with pytest.raises(UsageError):
         parse(bytes(first))
     assert bytes(second) == b'{"b":1}'
@@ -53,11 +53,16 @@ def test_a_document_that_is_too_deep_for_a_decoder_costs_no_other():
 
 @pytest.mark.parametrize(
     ("body", "code"),
-    [(b'{"docs":1}', "bad_request"), (b"[]", "bad_request"), (b'{"docs":[', "bad_json")],
+    [
+        (b'{"docs":1}', "bad_request"),
+        (b"[]", "bad_request"),
+        (b'{"docs":[', "bad_json"),
+        (b'{"docs":[1,2,3]}', "too_large"),
+    ],
 )
 def test_what_is_no_body_of_documents_is_refused(body, code):
     with pytest.raises(UsageError) as refused:
-        sliced(body)
+        sliced(body, 2)
     assert refused.value.code == code
 
 

@@ -86,11 +86,11 @@ async def interpreted(call: Callable[[bytes], _Result], text: bytes) -> _Result:
     return call(text) if len(text) <= SMALL_TEXT_BYTES else await run_apart(call, text)
 
 
-async def taken_apart(data: bytes) -> BulkTexts:
-    """Return the texts of the documents in a body; raises as `bulk_texts`."""
+async def taken_apart(data: bytes, most: int) -> BulkTexts:
+    """Return the texts of the documents in a body, `most` at most; raises as `bulk_texts`."""
     if len(data) <= SMALL_TEXT_BYTES:
-        return bulk_texts(data)
-    return await run_apart(sliced, data)
+        return bulk_texts(data, most)
+    return await run_apart(sliced, data, most)
 
 
 def judge_apart() -> None:

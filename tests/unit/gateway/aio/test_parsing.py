@@ -38,7 +38,7 @@ async def test_large_ones_are_read_in_another_process(monkeypatch):
 @pytest.mark.parametrize("size", [1, 4000])
 async def test_the_documents_of_a_body_are_the_same_wherever_it_is_read(size):
     docs = [b'{"n":%d}' % n for n in range(size)]
-    found = await taken_apart(b'{"docs":[%b],"new_edits":false}' % b" , ".join(docs))
+    found = await taken_apart(b'{"docs":[%b],"new_edits":false}' % b" , ".join(docs), 9999)
     assert list(map(bytes, found.texts)) == docs
     assert not found.new_edits
 

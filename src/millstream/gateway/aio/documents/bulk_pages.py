@@ -152,9 +152,7 @@ async def _sent_texts(request: web.Request) -> BulkTexts:
     """Return the texts of documents in a request; whether they are clients' edits is in it."""
     if request.content_type != "application/json":
         raise UsageError("Content-Type must be application/json", code="bad_content_type")
-    found = await taken_apart(await read_body(request, BULK_BYTES_MAX))
-    _check_count(len(found.texts))
-    return found
+    return await taken_apart(await read_body(request, BULK_BYTES_MAX), REVISIONS_ASKED_MAX)
 
 
 def _check_count(count: int) -> None:
