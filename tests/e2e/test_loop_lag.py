@@ -20,7 +20,7 @@ from support.node.loop_lag import LoopLag
 from support.node.node_process import NodeProcess
 
 LAG_MS_MAX = 5.0
-TRIES = 8
+TRIES = 30
 """Of each request the best counts: other programs take the processor, too."""
 MIB = 1024 * 1024
 PARTITIONS = 4
