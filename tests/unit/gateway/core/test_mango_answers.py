@@ -49,9 +49,10 @@ def test_what_does_not_match_is_passed_over(text):
     assert tail(chosen)["bookmark"] == "nil"
 
 
+@pytest.mark.parametrize("selector", [{}, {"n": {"$gt": 0}}])
 @pytest.mark.parametrize("fields", [[], ["n"]])
-def test_a_helper_judges_as_this_process_does(fields):
-    find = parse_find({"selector": {"n": {"$gt": 0}}, "fields": fields})
+def test_a_helper_judges_as_this_process_does(selector, fields):
+    find = parse_find({"selector": selector, "fields": fields})
     for text in (b'{"n":1,"m":2}', b'{"n":0}', b"null"):
         here = judged(find.selector.matches, find.paths, text)
         there = judged_large(find.selector.normal, find.paths, text)

@@ -40,8 +40,11 @@ _TYPES: Final = {
 
 
 def matcher(normal: Mapping[str, Any]) -> Matcher:
-    """Return a function that says whether a condition in normal form is true of a value."""
-    return _matcher(normal, encode_key)
+    """Return a function that says whether a condition in normal form is true of a value.
+
+    The empty condition is true of every value.
+    """
+    return _matcher(normal, encode_key) if normal else lambda _: True
 
 
 def _matcher(normal: Mapping[str, Any], encode: _Encoder) -> Matcher:

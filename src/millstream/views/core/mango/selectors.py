@@ -67,7 +67,7 @@ def parse_selector(content: Any) -> Selector:
         )
     _check_depth(content, SELECTOR_DEPTH_MAX)
     if not content:
-        return Selector({}, lambda _: True)
+        return Selector({}, matcher({}))
     normal = _without_negations(_with_paths(_explicit(content), ""))
     if "" in normal:
         raise UsageError(
