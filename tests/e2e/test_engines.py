@@ -68,7 +68,7 @@ def write(node: NodeProcess, known: dict[str, int], count: int) -> None:
         for number in range(count):
             key = f"k{len(known)}"
             if number % 2:
-                client.upsert(key, {"n": number}, durability="majority")
+                client.upsert(key, {"n": number}, durability="majority_persisted")
             else:
                 asked(engines[number % len(engines)], "PUT", f"/default/{key}", {"n": number})
             known[key] = number
