@@ -285,7 +285,9 @@ class OneBucket:
 
     def __init__(self, engine: Engine) -> None:
         self.of = engine
+        self.maps = self
         self.served: dict[str, Bucket] = {NAME: engine.bucket}
+        self.running = {NAME: engine}
 
     def adopted(self, _: str) -> AdoptedRecords | None:
         return self.of.adopted
