@@ -4,14 +4,14 @@ And one machine with one engine and with two: how much more two of them write.
 
 How it measures:
 1. A fail-over lasts from the kill -9 of all processes of a node to the next write of a key of it
-   that a majority acknowledges, tried anew each 10 ms.
+   that a majority acknowledges. The client repeats it every 10 ms.
 2. A writer counts errors, and the longest time between two acknowledgements, while a fourth node
    is added and removed again. Its p99 stands beside that of the same writer without moves.
 3. The idle cost is the processor time of all processes of a node, without clients.
 4. One engine and two take turns, on all processors, with the load generators beside them: one
    generator for each engine, with keys of its partitions. Writes ask for no durability.
 
-Elsewhere: what is printed (report.py), by whom it is run (run.py).
+Elsewhere: the report (report.py), the runner (run.py).
 """
 
 import json
@@ -65,10 +65,7 @@ class Member(Server):
     def start(self) -> None:
         """Start it, and wait for its ready line."""
         super().start()
-        assert self.process is not None
-        assert self.process.stdout is not None
-        if not self.process.stdout.readline():
-            raise RuntimeError(f"the node did not start:\n{self.log.read_text()[-2000:]}")
+        self.ready_line()
 
     @property
     def kv(self) -> str:
@@ -107,12 +104,7 @@ class Machine(Server):
     def start(self) -> None:
         """Start it, and keep its address."""
         super().start()
-        assert self.process is not None
-        assert self.process.stdout is not None
-        line = self.process.stdout.readline()
-        if not line:
-            raise RuntimeError(f"it did not start:\n{self.log.read_text()[-2000:]}")
-        self.kv = json.loads(line)["kv"]
+        self.kv = json.loads(self.ready_line())["kv"]
 
     def partitions(self) -> dict[int, list[int]]:
         """Return the partitions of each engine, by its kv port."""
@@ -174,7 +166,7 @@ def _ratio(engines: Figures) -> float:
 
 
 def verdicts_of(found: Figures) -> Iterator[tuple[str, float, float]]:
-    """Yield what is measured, beside its floor: larger is better."""
+    """Yield each measurement and its floor. Larger is better."""
     times = sorted(found["fail_over_s"])
     yield "fail-over at the median", P50_S_MAX / statistics.median(times), 1.0
     yield "fail-over, 99 of 100", P99_S_MAX / times[-1], 1.0
@@ -266,7 +258,7 @@ def _next_write(seeds: list[str], key: str) -> float:
                 return time.monotonic() - begun
         except MillstreamError:
             time.sleep(RETRY_S)
-    raise RuntimeError("nobody serves the partition")
+    raise RuntimeError("no node serves the partition")
 
 
 class _Writer:

@@ -67,12 +67,7 @@ class PouchServer(Server):
 
     def start(self) -> None:
         super().start()
-        assert self.process is not None
-        assert self.process.stdout is not None
-        line = self.process.stdout.readline()
-        if not line:
-            raise RuntimeError(f"PouchDB's server did not start; see {self.log}")
-        self.http_port = int(line)
+        self.http_port = int(self.ready_line())
 
 
 class Load:

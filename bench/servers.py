@@ -112,6 +112,17 @@ class Server:
                 start_new_session=True,
             )
 
+    def ready_line(self) -> bytes:
+        """Return the first line of its standard output, which says that it is ready."""
+        assert self.process is not None
+        assert self.process.stdout is not None
+        line: bytes = self.process.stdout.readline()
+        if not line:
+            raise RuntimeError(
+                f"it did not start; see {self.log}:\n{self.log.read_text()[-2000:]}"
+            )
+        return line
+
     def stop(self) -> None:
         """Stop cleanly; by force after a minute."""
         process, self.process = self.process, None
@@ -224,12 +235,7 @@ class Node(Server):
 
     def start(self) -> None:
         super().start()
-        assert self.process is not None
-        assert self.process.stdout is not None
-        line = self.process.stdout.readline()
-        if not line:
-            raise RuntimeError(f"the node did not start; see {self.log}:\n{self.log.read_text()}")
-        self.ready = json.loads(line)
+        self.ready = json.loads(self.ready_line())
         self.kv_port = int(self.ready["kv"].rpartition(":")[2])
         self.memcached_port = int(self.ready["memcached"].rpartition(":")[2])
         self.http_port = int(self.ready["http"].rpartition(":")[2])
