@@ -117,7 +117,7 @@ _judges: Final[list[Callable[[bytes], bool]]] = []
 
 
 def judge_large_values(judge: Callable[[bytes], bool] | None) -> None:
-    """Have something else answer what `is_plain_here` would say of large values; None: nothing."""
+    """Set the function that judges large values instead of `is_plain_here`; None: none."""
     _judges[:] = [] if judge is None else [judge]
 
 

@@ -37,8 +37,6 @@ DEEP_BYTES_MAX: Final = 16 * 1024 * 1024
 _DEPTH_KEPT: Final = JSON_DEPTH_MAX + 3
 """Depth up to which a body with many documents is decoded. A document that is too deep stays too
 deep if the rest is left out."""
-
-
 _APART_BYTES_MIN: Final = 64 * 1024
 """Longer texts are not put together with others: to copy them takes long."""
 
@@ -138,7 +136,7 @@ class BulkTexts(NamedTuple):
     texts: Sequence[bytes | msgspec.Raw]
     new_edits: bool
     local_ids: Mapping[int, str]
-    """Ids of those documents that stay in their database, by their place."""
+    """Ids of `_local` documents, by their place in `texts`."""
 
 
 _bulk: Final = msgspec.json.Decoder(_Bulk).decode
@@ -182,6 +180,6 @@ def _local_id(text: bytes) -> str | None:
 
 
 def sliced(data: bytes, most: int) -> BulkTexts:
-    """Return what `bulk_texts` returns, as one."""
+    """Return what `bulk_texts` returns, with the small texts in one piece of bytes."""
     found = bulk_texts(data, most)
     return found._replace(texts=Slices(found.texts))

@@ -94,7 +94,7 @@ async def taken_apart(data: bytes, most: int) -> BulkTexts:
 
 
 def judge_apart() -> None:
-    """Have large values judged in a helper process, wherever a thread comes upon one."""
+    """Judge large values of kv clients in a helper process, if a thread asks."""
     judge_large_values(_judged)
 
 

@@ -149,7 +149,7 @@ async def _bulk_docs(request: web.Request) -> web.Response:
 
 
 async def _sent_texts(request: web.Request) -> BulkTexts:
-    """Return the texts of documents in a request; whether they are clients' edits is in it."""
+    """Return the documents in a request, and whether they are edits of a client."""
     if request.content_type != "application/json":
         raise UsageError("Content-Type must be application/json", code="bad_content_type")
     return await taken_apart(await read_body(request, BULK_BYTES_MAX), REVISIONS_ASKED_MAX)
