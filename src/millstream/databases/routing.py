@@ -42,7 +42,8 @@ from millstream.model.partitions import PartitionState, partition_of
 __all__ = [
     "FAIL_OVER_S_MAX", "HERE", "LOCAL_PREFIX", "PAUSES_S", "PAUSE_S", "TRIES_MAX", "HereNode",
     "KnownPlace", "Node", "Place", "Plan", "Router", "ambiguous", "ask_owners", "at_owner",
-    "has_moved", "is_elsewhere", "may_pass", "nowhere", "pauses", "together", "tries_max",
+    "has_moved", "is_elsewhere", "may_continue", "may_pass", "nowhere", "pauses", "together",
+    "tries_max",
 ]  # fmt: skip
 
 HERE: Final = "here"
@@ -314,6 +315,11 @@ def is_elsewhere(error: MillstreamError, place: Place = None) -> bool:
 def may_pass(error: MillstreamError, is_managed: bool, place: Place = None) -> bool:
     """Return whether a request that was not carried out may soon succeed, here or elsewhere."""
     return has_moved(error, place) or (is_managed and error.code in _PASSING)
+
+
+def may_continue(error: MillstreamError, router: Router, place: Place = None) -> bool:
+    """Return whether a reader of many partitions goes on, and asks for the missing ones again."""
+    return is_elsewhere(error, place) or may_pass(error, router.is_managed, place)
 
 
 def pauses(is_managed: bool) -> Iterator[float]:

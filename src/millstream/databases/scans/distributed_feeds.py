@@ -30,10 +30,8 @@ from typing import Final, NamedTuple
 from millstream.cluster.cluster_state import NodeAt
 from millstream.databases.routing import (
     HERE,
-    Place,
     Router,
-    is_elsewhere,
-    may_pass,
+    may_continue,
     nowhere,
     pauses,
 )
@@ -186,7 +184,7 @@ class DistributedWalk:
         try:
             return lasting_mark(partition)
         except MillstreamError as error:
-            if not self._may_pass(error, HERE):
+            if not may_continue(error, self._router, HERE):
                 raise
             return partition.high_seqno
 
@@ -228,7 +226,7 @@ class DistributedWalk:
                             yield piece
                     left.difference_update(lane.numbers)
                 except MillstreamError as error:
-                    if not self._may_pass(error, lane.node or HERE):
+                    if not may_continue(error, self._router, lane.node or HERE):
                         raise
                     failure = error
             if failure is None:
@@ -343,12 +341,9 @@ class DistributedWalk:
         try:
             return self._here.has_more()
         except MillstreamError as error:
-            if not self._may_pass(error):
+            if not may_continue(error, self._router):
                 raise
             return True
-
-    def _may_pass(self, error: MillstreamError, place: Place = None) -> bool:
-        return is_elsewhere(error, place) or may_pass(error, self._router.is_managed, place)
 
     def _watch(self) -> None:
         """Ask every other node to answer when it has more."""

@@ -29,7 +29,7 @@ from millstream.databases.routing import (
     Router,
     ask_owners,
     is_elsewhere,
-    may_pass,
+    may_continue,
     nowhere,
     pauses,
     together,
@@ -114,7 +114,7 @@ class DistributedScan:
                 assert lane.head is not None
                 yield lane.head
                 failure = await _failure_of(lane.advance())
-                if failure is not None and not self._may_pass(failure, lane.place):
+                if failure is not None and not may_continue(failure, self._router, lane.place):
                     raise failure
                 if failure is not None or lane.is_over:
                     lanes.remove(lane)
@@ -147,12 +147,9 @@ class DistributedScan:
             if failure is None:
                 return found
             pause = next(waits, None)
-            if pause is None or not self._may_pass(failure):
+            if pause is None or not may_continue(failure, self._router):
                 raise failure
             await asyncio.sleep(pause)
-
-    def _may_pass(self, error: MillstreamError, place: Place = None) -> bool:
-        return is_elsewhere(error, place) or may_pass(error, self._router.is_managed, place)
 
     async def _own(
         self, numbers: Sequence[int], wanted: Range
