@@ -26,8 +26,12 @@ class RawSocket:
         if receive_bytes is not None:
             self._socket.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, receive_bytes)
         self._socket.settimeout(timeout_s)
-        self._socket.connect(address)
-        self._socket.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        try:
+            self._socket.connect(address)
+            self._socket.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        except OSError:  # a server that does not listen leaves nobody to close it
+            self._socket.close()
+            raise
         self._rest = b""
 
     def __enter__(self) -> Self:
