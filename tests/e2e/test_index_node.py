@@ -125,6 +125,10 @@ def test_an_index_node_follows_and_survives_restarts(make_node: MakeNode) -> Non
     with urllib.request.urlopen(metrics_of) as answered:
         assert b'millstream_index_rows{bucket="b"}' in answered.read()
     data.kill()
+    check_that_rows_are_kept_without_the_followed_node(index)
+
+
+def check_that_rows_are_kept_without_the_followed_node(index: NodeProcess) -> None:
     index.kill()
     index.start()
     stale = "/b/_design/d/_view/by?update=false&reduce=false"

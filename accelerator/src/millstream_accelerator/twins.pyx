@@ -23,7 +23,7 @@ from cpython.tuple cimport PyTuple_GET_ITEM
 from libc.stdint cimport int64_t, uint8_t, uint16_t, uint32_t, uint64_t
 from libc.string cimport memcmp, memcpy
 
-SPECIFICATION = "4a9ad4a24a45"
+SPECIFICATION = "eecadf16dea4"
 
 cdef extern from "wire.h":
     uint16_t get16(const uint8_t *at) noexcept nogil
@@ -100,7 +100,7 @@ cdef Py_ssize_t _offset(owner, name) except -1:
     return found
 
 
-# -- KvSession.receive, with KvSession._answer, _store_durably, Partition.store and what is `plain`
+# -- KvSession.receive, with KvSession._answer, what is in `plain_requests`, and Partition.store
 
 cdef object python_receive, session_type, partition_type, queue_type, block_type, entry_type
 cdef object residents_type, memory_type, departed_type
@@ -523,7 +523,7 @@ cdef _answer_plain(session, bytes data, now_ns, uint64_t now, uint32_t mask):
                 memcpy(to + 24, head + 40, 4)
                 memcpy(to + 28, body_at, shown)
                 memcpy(to + 28 + shown, head + FRAME_HEAD + key_bytes, value_bytes)
-                budget -= (value_bytes if kind == REQUEST_GET else reply_bytes) >> 10
+                budget -= reply_bytes >> 10
             elif (
                 (kind == REQUEST_DELETE or kind == REQUEST_DELETEQ)
                 and extras == 0 and body == key_bytes and body != 0

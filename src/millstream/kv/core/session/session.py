@@ -1,7 +1,8 @@
 """One client connection of the kv and memcached ports, without its socket.
 
-Bytes in by `receive`, bytes out by `take_output`. The loop itself answers GET and SET; a table of
-commands answers everything else. All replies of one wake-up are written together.
+Bytes in by `receive`, bytes out by `take_output`. Plain requests have short ways
+(`plain_requests`); a table of commands answers everything else. All replies of one wake-up are
+written together.
 
 Invariants:
 1. Replies leave in request order. While a durable write waits for disk or copies, later replies
@@ -38,18 +39,13 @@ from millstream.kv.core.partition.residents import NoRoomYet, NotInMemory, Resid
 from millstream.kv.core.queue.entry import ENTRY_BYTES, Entry, size_of
 from millstream.kv.core.queue.mutation_queue import Block, MutationQueue
 from millstream.kv.core.session.plain_requests import (
-    DELETES,
-    FLAGS_EXTRAS,
-    MUTATION,
-    OTHER_READS,
-    RESPONSE_SET,
+    PLAIN_WAYS,
     SECOND_NS,
-    UNDERSCORE,
-    cut_found,
+    Head,
     delete_plain,
-    found_reply,
     read_plain,
     store_durably,
+    store_plain,
     stored_reply,
 )
 from millstream.kv.core.session.requests import (
@@ -92,14 +88,7 @@ DEFERRED_BYTES_MAX: Final = 4 * 1024 * 1024
 """Bytes of such replies; one wake-up may exceed it."""
 
 _cut_head = Struct(">HHHHI4sQ").unpack_from
-"""Magic and opcode, key length, extras length and datatype, partition, body, opaque, CAS."""
-_cut_flags_expiry = Struct(">II").unpack_from
-_REQUEST_GET, _REQUEST_SET = REQUEST << 8 | Opcode.GET, REQUEST << 8 | Opcode.SET
-_SETS: Final = (_REQUEST_SET, REQUEST << 8 | Opcode.SETQ)
-_RESPONSE_GET: Final = RESPONSE << 8 | Opcode.GET
-_SET_EXTRAS: Final = 8 << 8
-_LONG_GONE: Final = (b"", b"", 1)
-
+"""See `Head`."""
 
 Command = Callable[["KvSession", Packet, int], bytes | None]
 """Answers one request: (session, packet, now in Unix ns) -> reply, None for no reply (yet)."""
@@ -284,107 +273,43 @@ class KvSession:
         """Return whether a whole request waits to be answered."""
         return len(self._rest) >= HEADER_BYTES and not self._missing_bytes
 
-    def _answer(  # noqa: C901 - the hot path in one piece
-        self, data: bytes, at: int, budget: int, now_ns: int
-    ) -> int:
-        """The request loop; returns how many bytes were used. Hot path: one pass, no calls."""
+    def _answer(self, data: bytes, at: int, budget: int, now_ns: int) -> int:
+        """The request loop; returns how many bytes were used. Hot path: few calls."""
         deferred = self._deferred
         out = [] if deferred else self.out
         last = len(data) - HEADER_BYTES
         while at <= last and budget > 0:
-            kind, key_bytes, extras, vbucket, body, opaque, cas = _cut_head(data, at)
-            start = at + 24
-            stop = start + body
-            if stop > last + 24:
-                if is_waited_for(kind >> 8, body, is_logged_in=self.is_logged_in):
-                    break
-                packet = Packet(kind >> 8, kind & 0xFF, 0, vbucket, int.from_bytes(opaque, "big"),
-                                cas, b"", b"", b"", b"")  # fmt: skip
-                out.append(self.refusal(packet, Status.E2BIG))
-                self._skipped_bytes, at = stop - len(data), len(data)
+            head = _cut_head(data, at)
+            stop = at + HEADER_BYTES + head[4]
+            if stop > len(data):
+                if not is_waited_for(head[0] >> 8, head[4], is_logged_in=self.is_logged_in):
+                    out.append(self._refusal_of_size(head))
+                    self._skipped_bytes, at = stop - len(data), len(data)
                 break
             budget -= 1
-            if kind == _REQUEST_GET and not extras and body == key_bytes != 0:
-                tables = self._open_tables
-                key = data[start:stop]
-                if self.hashes_keys and tables:
-                    vbucket = (crc32(key) >> 16 & 0x7FFF) % len(tables)
-                entry = tables[vbucket].get(key) if vbucket < len(tables) else None
-                if entry is not None and data[start] != UNDERSCORE:
-                    entry.is_used = True
-                    frame = entry.frame
-                    # a tombstone, whose frame is shorter, has no expiry to compare
-                    stored_cas, flags, expiry = (
-                        cut_found(frame) if frame[1] == MUTATION else _LONG_GONE
-                    )
-                    if not expiry or expiry > now_ns // SECOND_NS:
-                        value = frame[55 + key_bytes :]
-                        out.append(
-                            found_reply(
-                                _RESPONSE_GET, 0, FLAGS_EXTRAS | frame[5] & self.datatype_mask,
-                                0, 4 + len(value), opaque, stored_cas, flags,
-                            )
-                        )  # fmt: skip
-                        out.append(value)
-                        budget -= len(value) >> 10
-                        at = stop
-                        continue
-            elif (
-                kind in _SETS
-                and not cas
-                and extras & ~self.datatype_mask == _SET_EXTRAS
-                and 0 < key_bytes <= KEY_BYTES_MAX
-                and key_bytes + 8 <= body <= key_bytes + 8 + VALUE_BYTES_MAX
-            ):
-                writers = self._open_partitions
-                value_at = start + 8 + key_bytes
-                key = data[start + 8 : value_at]
-                if self.hashes_keys and writers:
-                    vbucket = (crc32(key) >> 16 & 0x7FFF) % len(writers)
-                partition = writers[vbucket] if vbucket < len(writers) else None
-                if partition is not None and data[start + 8] != UNDERSCORE:
-                    flag_number, expiry = _cut_flags_expiry(data, start)
-                    if expiry:
-                        expiry = absolute_expiry(expiry, now_ns)
-                    try:
-                        frame = partition.store(
-                            key, data[start + 8 : stop], flag_number, expiry, extras & 0xFF, now_ns
-                        )
-                    except NotInMemory as absent:
-                        self._wait_for_document(absent)
-                        break
-                    if not self.bucket.is_told_soon:  # type: ignore[union-attr]
-                        self.has_changes = True
-                    if kind == _REQUEST_SET:
-                        out.append(stored_reply(self, RESPONSE_SET, opaque, partition, frame))
-                    at = stop
-                    continue
-            elif not extras and body == key_bytes != 0:
-                reply = None
-                if kind in OTHER_READS:
-                    reply = read_plain(self, kind, data[start:stop], vbucket, opaque, now_ns)
-                elif kind in DELETES and not cas:
-                    reply = delete_plain(self, kind, data[start:stop], vbucket, opaque, now_ns)
-                if reply is not None:
-                    if reply:
-                        out.append(reply)
-                    budget -= len(reply) >> 10
-                    at = stop
-                    continue
-            self.needs_care = True
-            if deferred and out:
-                self.emit(b"".join(out))
-                out.clear()
+            way, reply = PLAIN_WAYS.get(head[0]), None
             try:
-                budget -= self._answer_other(data, at, stop, now_ns) >> 10
+                if way is not None:
+                    reply = way(self, data, at, head, now_ns)
+                if reply is None:
+                    self.needs_care = True
+                    if deferred and out:
+                        self.emit(b"".join(out))
+                        out.clear()
+                    budget -= self._answer_other(data, at, stop, now_ns) >> 10
             except NotInMemory as absent:
                 self._wait_for_document(absent)
                 break
             except NoRoomYet:
                 self.waits_for_room = self.is_waiting = True
                 break
-            out = [] if deferred else self.out
             at = stop
+            if reply is not None:
+                if reply:
+                    out.append(reply)
+                    budget -= len(reply) >> 10
+                continue
+            out = [] if deferred else self.out
             if self.is_closing or self.is_clogged:
                 break
         if deferred and out:
@@ -392,6 +317,13 @@ class KvSession:
         if at < len(data) and data[at] not in MAGICS:
             raise not_binary(data[at])
         return at
+
+    def _refusal_of_size(self, head: Head) -> bytes:
+        """Return the reply to a frame that is longer than the limit."""
+        kind, _, _, vbucket, _, opaque, cas = head
+        packet = Packet(kind >> 8, kind & 0xFF, 0, vbucket, int.from_bytes(opaque, "big"),
+                        cas, b"", b"", b"", b"")  # fmt: skip
+        return self.refusal(packet, Status.E2BIG)
 
     def _skip(self, data: bytes, now_ns: int) -> bytes:
         """Skip the rest of a too long body, then continue."""
@@ -594,7 +526,8 @@ accelerated.bind(
     KvSession, "receive", Partition, MutationQueue, Block, Entry, Residents, Departed, Memory,
     REQUESTS_PER_WAKEUP_MAX, KEY_BYTES_MAX, VALUE_BYTES_MAX, ENTRY_BYTES, DEFERRED_MAX,
     DEFERRED_BYTES_MAX, also=(
-        KvSession._answer, read_plain, delete_plain, stored_reply, store_durably, Partition.store,
-        Partition.delete, Partition._bury, absolute_expiry, Block.append, Block._widen,
-        Residents.add, Residents._take, Residents.lacks, Departed.may_have, size_of),
+        KvSession._answer, read_plain, delete_plain, store_plain, stored_reply, store_durably,
+        Partition.store, Partition.delete, Partition._bury, absolute_expiry, Block.append,
+        Block._widen, Residents.add, Residents._take, Residents.lacks, Departed.may_have,
+        size_of),
 )  # fmt: skip
