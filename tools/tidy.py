@@ -21,10 +21,13 @@ Deliberately elsewhere: style and types (ruff, mypy), layers (import-linter), sp
 from __future__ import annotations
 
 import ast
+import gc
 import re
 import sys
 import tomllib
+from collections import defaultdict
 from collections.abc import Callable, Iterator
+from functools import cache
 from pathlib import Path
 from typing import Final
 
@@ -72,6 +75,7 @@ OUR_OWN: Final = {"millstream-accelerator"}
 _MENTION = re.compile(r"\bdocs/[\w./-]+\.md\b")
 _ELSEWHERE = re.compile(r"^Elsewhere:.*?(?:\n\n|\Z)", re.DOTALL | re.MULTILINE)
 _DOTTED = re.compile(r"`(?:millstream\.)?([a-z_]+(?:\.\w+)+)`")
+_LOADED = re.compile(r"[\w.]+")
 _LINK = re.compile(r"(?<!!)\[[^\]]*\]\(([^)\s]+)\)")
 
 
@@ -93,7 +97,7 @@ def mirrored_tests(root: Path) -> Iterator[str]:
 def _has_behaviour(path: Path) -> bool:
     """False for what only declares: constants, protocols, exceptions, package fronts."""
     functions = (ast.FunctionDef, ast.AsyncFunctionDef)
-    bodies = [n.body for n in ast.walk(ast.parse(path.read_text())) if isinstance(n, functions)]
+    bodies = [n.body for n in ast.walk(_parsed(path)) if isinstance(n, functions)]
     simple = (ast.Expr, ast.Pass)
     says_something = any(not isinstance(line, simple) for body in bodies for line in body)
     return says_something and path.name != "__init__.py"
@@ -107,8 +111,7 @@ def module_shape(root: Path) -> Iterator[str]:
     """Rule 2."""
     for path in _modules(root / "src"):
         name = path.relative_to(root)
-        text = path.read_text()
-        tree = ast.parse(text)
+        text, tree = path.read_text(), _parsed(path)
         if not ast.get_docstring(tree):
             yield f"{name}: no module docstring"
         defines = any(isinstance(node, ast.FunctionDef | ast.ClassDef) for node in tree.body)
@@ -118,17 +121,21 @@ def module_shape(root: Path) -> Iterator[str]:
             yield f"{name}: {lines} lines, at most {LINES_MAX}: split it"
 
 
+_PARTS = ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef
+
+
 def small_parts(root: Path) -> Iterator[str]:
     """Rule 8."""
     for path in (path for folder in PROGRAMS for path in _modules(root / folder)):
-        for node in ast.walk(ast.parse(path.read_text())):
-            if not isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef):
-                continue
-            if what := _too_large(node):
+        text = path.read_text()
+        if text.count("\n") <= FUNCTION_LINES_MAX:
+            continue
+        for node in ast.walk(ast.parse(text)):
+            if isinstance(node, _PARTS) and (what := _too_large(node)):
                 yield f"{path.relative_to(root)}:{node.lineno}: {node.name} has {what}: split it"
 
 
-def _too_large(node: ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef) -> str:
+def _too_large(node: _PARTS) -> str:
     if isinstance(node, ast.ClassDef):
         lines, attributes = _lines(node, node), len(_attributes(node))
         if attributes > ATTRIBUTES_MAX:
@@ -222,20 +229,29 @@ def nothing_from_outside(root: Path) -> Iterator[str]:
 
 def no_dead_modules(root: Path) -> Iterator[str]:
     """Rule 7."""
-    texts = {path: path.read_text() for path in _modules(root / "src")}
-    for path in texts:
+    named_in: dict[str, set[Path]] = defaultdict(set)
+    for path in _modules(root / "src"):
+        for name in _names(path):
+            named_in[name].add(path)
+    for path in _modules(root / "src"):
         name = _dotted(path, root)
         if path.name == "__init__.py" or name in ENTRY_POINTS:
             continue
-        package, _, last = name.rpartition(".")
-        imported = re.compile(
-            rf"\b{re.escape(name)}\b|from {re.escape(package)} import [^\n]*\b{last}\b|"
-            rf"from {re.escape(package)} import \([^)]*\b{last}\b|"
-            rf"\"(\w+\.)?{last}(\.py)?\""  # loaded by name: a command, a child process
-        )
-        others = [text for other, text in texts.items() if other != path and last in text]
-        if not any(map(imported.search, others)):
+        if not (named_in[name] | named_in[path.stem]) - {path}:
             yield f"{path.relative_to(root)}: nothing uses it"
+
+
+def _names(path: Path) -> Iterator[str]:
+    """Return what a module imports, and what it may load by name: a command, a child process."""
+    for node in ast.walk(_parsed(path)):
+        if isinstance(node, ast.Import):
+            yield from (one.name for one in node.names)
+        elif isinstance(node, ast.ImportFrom) and node.module:
+            yield node.module
+            yield from (f"{node.module}.{one.name}" for one in node.names)
+        elif isinstance(node, ast.Constant) and _LOADED.fullmatch(str(node.value)):
+            yield str(node.value)
+            yield str(node.value).removesuffix(".py").rpartition(".")[2]
 
 
 def requirements_pinned(root: Path) -> Iterator[str]:
@@ -257,7 +273,7 @@ def named_modules_exist(root: Path) -> Iterator[str]:
     """Rule 10."""
     source = root / "src" / "millstream"
     for path in _modules(source):
-        elsewhere = _ELSEWHERE.search(ast.get_docstring(ast.parse(path.read_text())) or "")
+        elsewhere = _ELSEWHERE.search(ast.get_docstring(_parsed(path)) or "")
         for name in _DOTTED.findall(elsewhere[0]) if elsewhere else []:
             package, *inside = name.split(".")
             if (source / package).is_dir() and not _is_named(source / package, inside):
@@ -286,6 +302,11 @@ def _matching_lines(root: Path, pattern: re.Pattern[str], what: str) -> Iterator
         for number, line in enumerate(path.read_text().splitlines(), 1):
             if found := pattern.search(line):
                 yield f"{path.relative_to(root)}:{number}: {what}: {found.group()}"
+
+
+@cache
+def _parsed(path: Path) -> ast.Module:
+    return ast.parse(path.read_text())
 
 
 def _modules(folder: Path) -> list[Path]:
@@ -330,4 +351,5 @@ def main(root: Path = ROOT) -> int:
 
 
 if __name__ == "__main__":
+    gc.disable()  # trees are kept: collections would walk them again and again
     sys.exit(main())
