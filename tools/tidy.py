@@ -127,10 +127,7 @@ _PARTS = ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef
 def small_parts(root: Path) -> Iterator[str]:
     """Rule 8."""
     for path in (path for folder in PROGRAMS for path in _modules(root / folder)):
-        text = path.read_text()
-        if text.count("\n") <= FUNCTION_LINES_MAX:
-            continue
-        for node in ast.walk(ast.parse(text)):
+        for node in ast.walk(ast.parse(path.read_text())):
             if isinstance(node, _PARTS) and (what := _too_large(node)):
                 yield f"{path.relative_to(root)}:{node.lineno}: {node.name} has {what}: split it"
 
