@@ -177,9 +177,7 @@ async def _change(request: web.Request, kept: Mapping[str, Attachment]) -> web.R
     return written(bucket, doc_id, done, 202 if is_later else 201 if kept else 200)
 
 
-async def answer_attachment(
-    request: web.Request, bucket: str, doc_id: str
-) -> web.StreamResponse:
+async def answer_attachment(request: web.Request, bucket: str, doc_id: str) -> web.StreamResponse:
     """Answer a request that another page took for its own; below `/BUCKET/DOCUMENT`.
 
     Raises:

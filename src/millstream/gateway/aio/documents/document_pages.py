@@ -66,8 +66,8 @@ from millstream.gateway.core.document_options import (
 from millstream.gateway.core.documents import as_etag, is_batch, named_rev, names_etag
 
 __all__ = [
-    "DOCUMENT_BYTES_MAX", "DOCUMENT_ID", "DOCUMENT_PATHS", "document_of", "may_read", "may_write", "routes",
-    "written",
+    "DOCUMENT_BYTES_MAX", "DOCUMENT_ID", "DOCUMENT_PATHS", "document_of", "may_read", "may_write",
+    "routes", "written",
 ]  # fmt: skip
 
 DOCUMENT_BYTES_MAX: Final = 64 * 1024 * 1024

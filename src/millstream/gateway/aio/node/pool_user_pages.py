@@ -1,91 +1,103 @@
-"""Users as Couchbase SDKs ask for them: `/settings/rbac`, to be read only.
+"""Users as Couchbase SDKs ask for them: `/settings/rbac`.
 
-    GET /settings/rbac/users, /settings/rbac/users/local          all users
-    GET /settings/rbac/users/local/NAME                           one of them
-    GET /settings/rbac/users/external                             none
-    GET /settings/rbac/roles                                      what rights are called
-
-    right     admin   read          write         stream            design
-    role      admin   data_reader   data_writer   data_dcp_reader   views_admin
+    GET                /settings/rbac/users, /settings/rbac/users/local    all users
+    GET, PUT, DELETE   /settings/rbac/users/local/NAME                     one of them
+    GET                /settings/rbac/groups, /settings/rbac/groups/NAME   groups of users
+    GET                /settings/rbac/roles                                what rights are called
 
 Invariants:
-1. Only administrators are told of users; nothing of a password is shown.
-2. What is not here (changes, groups of their own) answers 404 in words by which most SDKs know that
-   the feature is not available. They are other words than those about an unknown user.
+1. Only administrators are told of users and change them.
+2. What is not here answers 404 in words by which SDKs that can tell know that the feature is not
+   available. They are other words than those about an unknown user or group.
 3. The attachments of the document `rbac` in a bucket `settings` stay what they are.
 
-Elsewhere: users with all that can be done to them (`gateway.aio.node.user_pages`).
-Source: the REST API of Couchbase Server, "Role-Based Access Control".
+Elsewhere: the form of users (`gateway.core.pool_users`), the record (`access.users`), our own
+pages about it (`gateway.aio.node.user_pages`).
 """
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Awaitable, Callable
-from typing import Any, Final
+from typing import Final
 
 from aiohttp import web
 
-from millstream.access.users import User
+from millstream.errors import MillstreamError
 from millstream.gateway.aio.answers import NODE_API, answer, require
 from millstream.gateway.aio.documents.attachment_pages import answer_attachment
+from millstream.gateway.aio.node.pool_bucket_pages import read_form, refusal
+from millstream.gateway.aio.node.pool_pages import not_here
+from millstream.gateway.core.pool_users import (
+    LOCAL,
+    parse_groups,
+    parse_rights,
+    shown_group,
+    shown_roles,
+    shown_user,
+)
 
 __all__ = ["routes"]
 
 _PATH: Final = "/settings/rbac"
-_LOCAL: Final = "local"
-_EXTERNAL: Final = "external"
-_ROLES: Final = {
-    "admin": ("admin", "Full Admin", "May do everything."),
-    "read": ("data_reader", "Data Reader", "May read documents."),
-    "write": ("data_writer", "Data Writer", "May write documents."),
-    "stream": ("data_dcp_reader", "Data DCP Reader", "May read the change stream."),
-    "design": ("views_admin", "Views Admin", "May change design documents."),
-}
-"""Right -> role, its name for people, what it allows."""
 _Page = Callable[[web.Request], Awaitable[web.StreamResponse]]
 
 
-def _role(role: str) -> dict[str, Any]:
-    right, _, bucket = role.partition(":")
-    shown = {"role": _ROLES[right][0]}
-    return shown | {"bucket_name": bucket} if bucket else shown
-
-
-def _shown(user: User) -> dict[str, Any]:
-    rights = [role for role in user.roles if role.partition(":")[0] in _ROLES]
-    return {
-        "id": user.name,
-        "domain": _LOCAL,
-        "name": "",
-        "roles": [_role(right) | {"origins": [{"type": "user"}]} for right in rights],
-        "groups": list(user.groups),
-        "external_groups": [],
-    }
-
-
 async def _users(request: web.Request) -> web.Response:
-    if request.match_info.get("domain", _LOCAL) == _EXTERNAL:
+    if request.match_info.get("domain", LOCAL) != LOCAL:
         return answer([])
-    return answer([_shown(user) for user in request.app[NODE_API].users.all().values()])
+    return answer([shown_user(user) for user in request.app[NODE_API].users.all().values()])
 
 
 async def _user(request: web.Request) -> web.Response:
     user = None
-    if request.match_info["domain"] == _LOCAL:
+    if request.match_info["domain"] == LOCAL:
         user = request.app[NODE_API].users.all().get(request.match_info["name"])
-    return answer("Unknown user.", status=404) if user is None else answer(_shown(user))
+    return _unknown("user") if user is None else answer(shown_user(user))
+
+
+async def _put(request: web.Request) -> web.Response:
+    api, name = request.app[NODE_API], request.match_info["name"]
+    try:
+        form = await read_form(request)
+        rights, groups = parse_rights(form), parse_groups(form)
+        user = await asyncio.to_thread(
+            api.users.change, name, password=form.get("password"), rights=rights, groups=groups
+        )
+    except MillstreamError as error:
+        return refusal(error)
+    api.drop_user(user.name)
+    return answer("")
+
+
+async def _delete(request: web.Request) -> web.Response:
+    api, name = request.app[NODE_API], request.match_info["name"]
+    if not await asyncio.to_thread(api.users.delete, name):
+        return _unknown("user")
+    api.drop_user(name)
+    return answer("")
+
+
+def _groups_of(request: web.Request) -> list[str]:
+    users = request.app[NODE_API].users.all().values()
+    return sorted({group for user in users for group in user.groups})
+
+
+async def _groups(request: web.Request) -> web.Response:
+    return answer([shown_group(name) for name in _groups_of(request)])
+
+
+async def _group(request: web.Request) -> web.Response:
+    name = request.match_info["name"]
+    return answer(shown_group(name)) if name in _groups_of(request) else _unknown("group")
 
 
 async def _roles(_: web.Request) -> web.Response:
-    found = []
-    for right, (role, name, text) in _ROLES.items():
-        where = {} if right == "admin" else {"bucket_name": "*"}
-        found.append({"role": role, "name": name, "desc": text} | where)
-    return answer(found)
+    return answer(shown_roles())
 
 
-async def _not_here(_: web.Request) -> web.Response:
-    return web.Response(status=404, text="Not found.")
+def _unknown(what: str) -> web.Response:
+    return answer(f"Unknown {what}.", status=404)
 
 
 def _for_administrators(page: _Page) -> _Page:
@@ -103,11 +115,15 @@ def _for_administrators(page: _Page) -> _Page:
 
 def routes() -> list[web.RouteDef]:
     """Return the pages of this module."""
-    domain = f"{_PATH}/users/{{domain:{_LOCAL}|{_EXTERNAL}}}"
+    local, domain = f"{_PATH}/users/{LOCAL}", f"{_PATH}/users/{{domain:{LOCAL}|external}}"
     return [
         web.get(f"{_PATH}/users", _for_administrators(_users)),
         web.get(domain, _for_administrators(_users)),
         web.get(f"{domain}/{{name:.+}}", _for_administrators(_user)),
+        web.put(f"{local}/{{name:.+}}", _for_administrators(_put)),
+        web.delete(f"{local}/{{name:.+}}", _for_administrators(_delete)),
+        web.get(f"{_PATH}/groups", _for_administrators(_groups)),
+        web.get(f"{_PATH}/groups/{{name:.+}}", _for_administrators(_group)),
         web.get(f"{_PATH}/roles", _for_administrators(_roles)),
-        web.route("*", f"{_PATH}/{{rest:.+}}", _for_administrators(_not_here)),
+        web.route("*", f"{_PATH}/{{rest:.+}}", _for_administrators(not_here)),
     ]
