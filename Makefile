@@ -35,7 +35,7 @@ unexport PYTHONDONTWRITEBYTECODE
 .DEFAULT_GOAL := help
 .NOTPARALLEL:
 .PHONY: help setup accelerator lock upgrade format lint types unit quick test ci test-tools java demo demo-cluster \
-	bench clusters faults conformance pipelines e2e crash soak soak-views simulate manager whole-cluster sites fuzz sim sim-change sim-long sim-mutants kills nemesis coverage docs reference wheel clean distclean
+	bench clusters faults conformance sdks pipelines e2e crash soak soak-views simulate manager whole-cluster sites fuzz sim sim-change sim-long sim-mutants kills nemesis coverage docs reference wheel clean distclean
 
 help: ## list the targets
 	@echo 'Millstream. Targets (PYTHON=... chooses the interpreter, 3.11 or newer; ARGS=... goes to pytest):'
@@ -145,6 +145,10 @@ clusters: $(TEST) accelerator java ## Spark in processes of its own: Connect, lo
 
 conformance: $(TEST) accelerator ## real clients against a node
 	@$(PYTEST) $(PARALLEL) tests/conformance
+
+sdks: $(TEST) accelerator ## Couchbase's SDKs for Go, Java, Node and Rust, built and tried; installs toolchains (root on Debian)
+	@sh tools/sdks.sh
+	@MILLSTREAM_FORBID_SKIPS=1 $(PYTEST) tests/sdks
 
 pipelines: $(TEST) accelerator java ## Spark tests against a node, the slow ones too
 	@$(PYTEST) tests/pipelines

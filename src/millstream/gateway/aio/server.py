@@ -54,6 +54,7 @@ from millstream.gateway.aio.node import (
     node_pages,
     pool_bucket_pages,
     pool_pages,
+    pool_user_pages,
     session_pages,
     user_document_pages,
     user_pages,
@@ -97,8 +98,8 @@ _HANDLER: Final = {"auto_decompress": False}
 """Attachments are kept as they come, and a stream that breaks off is noticed (`answers`)."""
 PAGES: Final = (
     node_pages, session_pages, bucket_pages, map_pages, partition_pages, promotion_pages,
-    user_pages, user_document_pages, shared_pages, stored_pages, part_pages, cluster_pages,
-    order_pages,
+    user_pages, user_document_pages, pool_user_pages, shared_pages, stored_pages, part_pages,
+    cluster_pages, order_pages,
     index_pages, view_pages, update_pages, mango_index_pages, mango_pages, local_pages, bulk_pages,
     purge_pages,
     listing_pages, changes_pages, coverage_pages, document_pages, attachment_pages, design_pages,

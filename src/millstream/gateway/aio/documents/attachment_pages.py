@@ -22,9 +22,10 @@ from millstream.documents.reading import open_leaves
 from millstream.documents.sent import Sent
 from millstream.documents.stored import Attachment, Content
 from millstream.errors import ConditionError, UsageError
-from millstream.gateway.aio.answers import NODE_API, OLD
+from millstream.gateway.aio.answers import DATABASE, NODE_API, OLD
 from millstream.gateway.aio.documents.attaching import PIECE_BYTES, content_of, keep
 from millstream.gateway.aio.documents.document_pages import (
+    DOCUMENT_ID,
     DOCUMENT_PATHS,
     document_of,
     may_read,
@@ -47,7 +48,7 @@ from millstream.gateway.core.attachments import (
 from millstream.gateway.core.documents import is_batch, named_rev, names_etag
 from millstream.gateway.core.multipart import disposition_of, filename, one_line
 
-__all__ = ["routes"]
+__all__ = ["answer_attachment", "routes"]
 
 _NAME: Final = "name"
 _PATHS: Final = tuple(path + "/{name:[^_].*}" for path in DOCUMENT_PATHS)
@@ -174,6 +175,20 @@ async def _change(request: web.Request, kept: Mapping[str, Attachment]) -> web.R
     is_later = is_batch(request.query)
     done = await write_one(request, bucket, Edit(doc_id, sent, kept), is_durable=not is_later)
     return written(bucket, doc_id, done, 202 if is_later else 201 if kept else 200)
+
+
+async def answer_attachment(request: web.Request, bucket: str, doc_id: str) -> web.StreamResponse:
+    """Answer a request that another page took for its own; below `/BUCKET/DOCUMENT`.
+
+    Raises:
+        MillstreamError: as the pages of attachments.
+    """
+    name = request.path.removeprefix(f"/{bucket}/{doc_id}/")
+    request.match_info.update({DATABASE: bucket, DOCUMENT_ID: doc_id, _NAME: name})
+    pages = {"GET": _get, "HEAD": _get, "PUT": _put, "DELETE": _delete}
+    if request.method not in pages:
+        raise web.HTTPMethodNotAllowed(request.method, pages)
+    return await pages[request.method](request)
 
 
 def routes() -> list[web.RouteDef]:

@@ -66,13 +66,13 @@ from millstream.gateway.core.document_options import (
 from millstream.gateway.core.documents import as_etag, is_batch, named_rev, names_etag
 
 __all__ = [
-    "DOCUMENT_BYTES_MAX", "DOCUMENT_PATHS", "document_of", "may_read", "may_write", "routes",
-    "written",
+    "DOCUMENT_BYTES_MAX", "DOCUMENT_ID", "DOCUMENT_PATHS", "document_of", "may_read", "may_write",
+    "routes", "written",
 ]  # fmt: skip
 
 DOCUMENT_BYTES_MAX: Final = 64 * 1024 * 1024
 """Body of a request with one document, attachments in it included."""
-_ID: Final = "id"
+DOCUMENT_ID: Final = "id"
 DOCUMENT_PATHS: Final = (
     DATABASE_PATH + "/{id:_design(?:/|%2F)[^/]+}",
     DATABASE_PATH + "/{id:[^_/][^/]*}",
@@ -84,7 +84,7 @@ _DELETED: Final = b"{}"
 
 def document_of(request: web.Request) -> tuple[str, str]:
     """Return (database, id) that an address speaks of."""
-    return request.match_info[DATABASE], checked_id(request.match_info[_ID])
+    return request.match_info[DATABASE], checked_id(request.match_info[DOCUMENT_ID])
 
 
 def may_read(request: web.Request, bucket: str, doc_id: str) -> None:

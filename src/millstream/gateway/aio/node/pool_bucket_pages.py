@@ -23,7 +23,7 @@ from millstream.gateway.aio.answers import NODE_API, answer, asker, read_body, r
 from millstream.gateway.aio.databases.making import change_bucket, create_bucket, drop_bucket
 from millstream.model.limits import PARTITIONS_DEFAULT
 
-__all__ = ["FORM_BYTES_MAX", "routes"]
+__all__ = ["FORM_BYTES_MAX", "read_form", "refusal", "routes"]
 
 FORM_BYTES_MAX: Final = 64 * 1024
 _EXISTS: Final = "Bucket with given name already exists"
@@ -35,7 +35,7 @@ async def _create(request: web.Request) -> web.Response:
     require(request, "admin")
     host = request.app[NODE_API]
     try:
-        form = await _form(request)
+        form = await read_form(request)
         partitions = _number(form, "numVBuckets", PARTITIONS_DEFAULT)
         quota = _number(form, "ramQuotaMB")
         assert partitions is not None, "it has a default"
@@ -44,14 +44,14 @@ async def _create(request: web.Request) -> web.Response:
             by=asker(request), copies=_copies(form) if _is_managed(request) else None,
         )  # fmt: skip
     except MillstreamError as error:
-        return _refusal(error)
+        return refusal(error)
     return web.Response(status=202)
 
 
 async def _change(request: web.Request) -> web.Response:
     require(request, "admin")
     try:
-        form = await _form(request)
+        form = await read_form(request)
         changes = _copies(form)
         quota = _number(form, "ramQuotaMB")
         if quota is not None:
@@ -59,7 +59,7 @@ async def _change(request: web.Request) -> web.Response:
         name = request.match_info["name"]
         await change_bucket(request.app[NODE_API], name, changes, by=asker(request))
     except MillstreamError as error:
-        return _refusal(error)
+        return refusal(error)
     return web.Response()
 
 
@@ -68,7 +68,7 @@ async def _drop(request: web.Request) -> web.Response:
     try:
         await drop_bucket(request.app[NODE_API], request.match_info["name"], by=asker(request))
     except MillstreamError as error:
-        return _refusal(error)
+        return refusal(error)
     return web.Response()
 
 
@@ -77,9 +77,17 @@ def _is_managed(request: web.Request) -> bool:
     return cluster is not None and cluster.is_managed
 
 
-async def _form(request: web.Request) -> dict[str, str]:
-    text = (await read_body(request, FORM_BYTES_MAX)).decode("utf-8", "replace")
-    return {name: values[-1] for name, values in parse_qs(text).items()}
+async def read_form(request: web.Request) -> dict[str, str]:
+    """Return the members of a form; of one that is there twice the last.
+
+    Raises:
+        UsageError: `bad_request`, it is not UTF-8; `body_too_large`.
+    """
+    try:
+        text = (await read_body(request, FORM_BYTES_MAX)).decode()
+        return {name: values[-1] for name, values in parse_qs(text, errors="strict").items()}
+    except UnicodeDecodeError:
+        raise UsageError("the form is not UTF-8", code="bad_request") from None
 
 
 def _number(form: Mapping[str, str], name: str, default: int | None = None) -> int | None:
@@ -97,7 +105,7 @@ def _copies(form: Mapping[str, str]) -> dict[str, Any]:
     return {name: value for name, value in found.items() if value is not None}
 
 
-def _refusal(error: MillstreamError) -> web.Response:
+def refusal(error: MillstreamError) -> web.Response:
     """Return a refusal as Couchbase Server has it; others are answered as everywhere.
 
     Raises:
@@ -117,6 +125,7 @@ def routes() -> list[web.RouteDef]:
     path = "/pools/default/buckets"
     return [
         web.post(path, _create),
+        web.post(f"{path}/", _create),  # as Couchbase's Java SDK asks
         web.post(f"{path}/{{name}}", _change),
         web.delete(f"{path}/{{name}}", _drop),
     ]

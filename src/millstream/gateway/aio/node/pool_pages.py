@@ -28,7 +28,7 @@ from millstream.gateway.aio.answers import NODE_API, STILL, USER, answer, requir
 from millstream.gateway.core.api.node import BucketStatus
 from millstream.version import __version__
 
-__all__ = ["HEARTBEAT_SECONDS", "routes"]
+__all__ = ["HEARTBEAT_SECONDS", "not_here", "routes"]
 
 HEARTBEAT_SECONDS: Final = 10.0
 """After which a stream repeats what it last sent, so that either side notices a lost other."""
@@ -59,7 +59,8 @@ def _seen(request: web.Request) -> list[BucketStatus]:
     return [one for one in request.app[NODE_API].bucket_statuses() if _may_see(request, one.name)]
 
 
-async def _not_here(_: web.Request) -> web.Response:
+async def not_here(_: web.Request) -> web.Response:
+    """Say that a feature is not here, in words that SDKs know."""
     return web.Response(status=404, text="Not found.")
 
 
@@ -292,5 +293,5 @@ def routes() -> list[web.RouteDef]:
         web.route("*", "/pools/default/buckets/", _no_management),
         web.route("*", bucket, _no_management),
         web.route("*", bucket + "/{rest:.*}", _no_management),
-        web.route("*", "/pools/{rest:.+}", _not_here),
+        web.route("*", "/pools/{rest:.+}", not_here),
     ]

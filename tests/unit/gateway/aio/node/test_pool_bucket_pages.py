@@ -24,6 +24,17 @@ async def test_buckets_come_and_go(client: Any, open_node: Any) -> None:
     assert (await client.delete(f"{PATH}/new")).status == 404
 
 
+async def test_a_bucket_is_made_at_either_form_of_the_address(client: Any, open_node: Any) -> None:
+    assert (await client.post(f"{PATH}/", data={"name": "new"})).status == 202
+    assert "new" in open_node.buckets
+
+
+@pytest.mark.parametrize("form", [b"name=%ff", b"name=\xff"])
+async def test_a_form_that_is_no_text_is_refused(client: Any, body: Any, form: bytes) -> None:
+    refused = await body(await client.post(PATH, data=form), 400)
+    assert refused["errors"] == {"bad_request": "the form is not UTF-8"}
+
+
 async def test_copies_are_asked_of_the_cluster(client: Any, open_node: Any) -> None:
     open_node.cluster = cluster = ClusterDouble()
     changed = await client.post(

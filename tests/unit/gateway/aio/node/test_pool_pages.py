@@ -40,7 +40,7 @@ async def test_a_bucket_that_is_not_there_is_not_found(client, kind):
     ("method", "path"),
     [
         ("GET", "/orders/x/y"), ("GET", "/orders/scopes"), ("POST", "/orders/scopes/s"),
-        ("POST", "/"), ("PUT", "/orders"), ("GET", "/orders/ddocs"),
+        ("PUT", "/"), ("PUT", "/orders"), ("GET", "/orders/ddocs"),
         ("POST", "/orders/controller/compactBucket"),
     ],
 )  # fmt: skip
