@@ -140,22 +140,26 @@ class Truth:
 
     def check(self) -> None:
         """At most one copy of a partition can acknowledge to a majority."""
+        nodes = self.world.all_nodes()
         for place in self.acked:
-            able = [node.name for node in self.world.all_nodes() if self._can(node, place)]
-            if len(able) > 1:
-                raise WrongError(f"copies of {place} on {able} can acknowledge to a majority")
-            serving = [node.name for node in self.world.all_nodes() if node.right(place).is_given]
-            if len(serving) > 1 and self.world.clocks_good:
-                raise WrongError(f"{serving} may serve {place}")
+            active = [node for node in nodes if node.is_up and node.is_active(place)]
+            if len(active) > 1:
+                self._check_actives(place, active)
             record = self.world.record(place)
-            for node in self.world.all_nodes():
+            for node in nodes:
                 if node.key(place) > record.at:
                     raise WrongError(f"{node.name} has a newer record of {place} than there is")
 
+    def _check_actives(self, place: Place, active: list[Node]) -> None:
+        able = [node.name for node in active if self._can(node, place)]
+        if len(able) > 1:
+            raise WrongError(f"copies of {place} on {able} can acknowledge to a majority")
+        serving = [node.name for node in active if node.right(place).is_given]
+        if len(serving) > 1 and self.world.clocks_good:
+            raise WrongError(f"{serving} may serve {place}")
+
     def _can(self, node: Node, place: Place) -> bool:
-        copy = node.copies.get(place)
-        if not node.is_up or copy is None or copy.state is not ACTIVE:
-            return False
+        copy = node.copies[place]
         return all(
             sum(self._acknowledges(name, node, copy, place) for name in row) >= majority(row)
             for row in node.records[place].rows

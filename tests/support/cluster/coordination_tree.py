@@ -57,16 +57,25 @@ class CoordinationTree:
     def state(self) -> ClusterState:
         return state_from_elements(self.elements(), self.token)
 
-    def _read(self, path: str, found: dict[str, Element]) -> None:
+    def element(self, path: str) -> Element | None:
+        """Return one of them; None: there is none."""
         if path == ORCHESTRATOR:  # locked while somebody leads, so that nobody else reads it
             leader = self.tree.read("ELECT", "LEADER", path)
-            data = b"" if leader == b"_" else items(leader)[2][1:]
-            found[path] = Element(self.token, data)
-            return
+            return Element(self.token, b"" if leader == b"_" else items(leader)[2][1:])
+        reply = self.tree.read("GET", path, "CAS")
+        if reply.startswith(b"-"):
+            return None
+        version, data = items(reply)
+        parsed = parse_version(version[1:])
+        assert parsed is not None
+        return Element(parsed, b"" if data.startswith(b"*") else data[1:])
+
+    def _read(self, path: str, found: dict[str, Element]) -> None:
         if path != ROOT:
-            version, data = items(self.tree.read("GET", path, "CAS"))
-            parsed = parse_version(version[1:])
-            assert parsed is not None
-            found[path] = Element(parsed, b"" if data.startswith(b"*") else data[1:])
+            element = self.element(path)
+            assert element is not None
+            found[path] = element
+        if path == ORCHESTRATOR:
+            return
         for name in items(items(self.tree.read("LIST", path))[1]):
             self._read(f"{path}/{name[1:].decode()}", found)

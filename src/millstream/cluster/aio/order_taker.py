@@ -15,10 +15,11 @@ the engine (`cluster.aio.local_engine`).
 from __future__ import annotations
 
 import asyncio
+import functools
 import logging
 import secrets
 from collections.abc import Mapping, Sequence
-from typing import Final, NamedTuple
+from typing import Final
 
 from millstream.cluster.aio.local_engine import ClusterMaps, LocalEngine
 from millstream.cluster.aio.messages import OrdersReply, OrdersRequest
@@ -44,13 +45,22 @@ __all__ = ["OrderTaker"]
 
 _LOG = logging.getLogger(__name__)
 _REFUSED: Final = Reply("refused")
+_OF_PARTS: Final = ("index", "freeze", "stop")
 
 
-class _State(NamedTuple):
-    """Copies and index parts at one moment."""
+class _State:
+    """Copies and index parts at one moment: when they are first asked for."""
 
-    copies: Mapping[str, Mapping[int, CopyReport]]
-    parts: Mapping[str, Mapping[int, PartReport]]
+    def __init__(self, engine: LocalEngine) -> None:
+        self._engine = engine
+
+    @functools.cached_property
+    def copies(self) -> Mapping[str, Mapping[int, CopyReport]]:
+        return self._engine.copies()
+
+    @functools.cached_property
+    def parts(self) -> Mapping[str, Mapping[int, PartReport]]:
+        return self._engine.parts()
 
     def copy(self, place: Place) -> CopyReport | None:
         found = self.copies.get(place.bucket, {}).get(place.partition)
@@ -187,15 +197,16 @@ class OrderTaker:
         return replies
 
     def _judged(self, order: Order, state: _State) -> Ruling:
+        place, has_copy, has_part = order.place, order.record is not None, order.kind in _OF_PARTS
         known = Known(
             self._cluster,
             self._node,
             self.boots,
             self.token,
-            self._engine.record(order.place),
-            state.copy(order.place),
-            self._engine.index_record(order.place),
-            state.part(order.place),
+            self._engine.record(place) if has_copy else None,
+            state.copy(place) if has_copy else None,
+            self._engine.index_record(place) if has_part else None,
+            state.part(place) if has_part else None,
         )
         try:
             return judge_order(order, known)
@@ -246,7 +257,7 @@ class OrderTaker:
     # ---- replies
 
     def _state(self) -> _State:
-        return _State(self._engine.copies(), self._engine.parts())
+        return _State(self._engine)
 
     def _copy_report(self, place: Place, state: _State) -> CopyReport:
         copy = state.copies.get(place.bucket, {}).get(place.partition)

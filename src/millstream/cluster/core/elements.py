@@ -14,6 +14,7 @@ how elements are written, and under which guards (`cluster.core.writes`).
 from __future__ import annotations
 
 import dataclasses
+import functools
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, Final, Literal, NamedTuple, TypeVar
@@ -236,7 +237,7 @@ class ClusterState:
     epoch: int = 0
     """Of the group that has the state; 0: not asked for."""
 
-    @property
+    @functools.cached_property
     def is_forked(self) -> bool:
         """Whether the group was restored, or forced to go on, after this state was made.
 

@@ -1,0 +1,1 @@
+"""Facts about a managed cluster that an independent model of its rules told: see README.md."""
