@@ -102,6 +102,9 @@ class ManagedEngine:
             partition (`Engine.take_prepared`). By default the indexes here do not catch up first.
         on_maps: called after maps or buckets have changed.
         index: the index parts; None: there are none.
+        is_copied: whether what is stored beside the log of a partition is here, by the bucket's
+            name and partition; if not, it begins to copy that. A copy that is being built is not
+            whole without it.
     """
 
     def __init__(
@@ -114,8 +117,10 @@ class ManagedEngine:
         take_over: Callable[[str, int], Awaitable[None]] | None = None,
         on_maps: Callable[[], None] = lambda: None,
         index: IndexParts | None = None,
+        is_copied: Callable[[str, int], bool] = lambda *_: True,
     ) -> None:
         self._node = node
+        self._is_copied = is_copied
         self._buckets = buckets
         self._path = path
         self._delete = delete
@@ -143,10 +148,42 @@ class ManagedEngine:
         """Return the copies that are here, and those whose record was adopted, by uuid."""
         running = self._buckets.running
         return {
-            bucket.uuid: _copies_of(bucket, running[name].store.reclaiming.live_bytes)
+            bucket.uuid: self._copies_of(bucket, running[name].store.reclaiming.live_bytes)
             for name, bucket in self._buckets.served.items()
             if bucket.is_managed
         }
+
+    def _copies_of(self, bucket: Bucket, log_bytes: int) -> dict[int, CopyReport]:
+        """Return the copies; each has a share of the log by the number of its changes."""
+        found: dict[int, CopyReport] = {}
+        changes = max(1, sum(partition.high_seqno for partition in bucket.partitions))
+        absent, active = PartitionState.ABSENT, PartitionState.ACTIVE
+        for number, partition in enumerate(bucket.partitions):
+            record = bucket.record(number)
+            assert record is not None, "a managed bucket has all records"
+            if partition.state is absent:
+                found[number] = no_copy(number, record.at)
+                continue
+            is_active, acknowledged = partition.state is active, partition.acknowledged
+            is_confirmed = (
+                is_active
+                and record.is_moving
+                and acknowledged is not None
+                and acknowledged.is_confirmed
+            )
+            standing = standing_of(partition)
+            if self._node in record.building and not self._is_copied(bucket.name, number):
+                standing = standing._replace(is_whole=False)
+            found[number] = CopyReport(
+                standing,
+                record.at,
+                is_active and bucket.may_serve_now(number),
+                is_confirmed,
+                bucket.heard.get(number, 0),
+                None if is_active else bucket.quiet_ms(number),
+                log_bytes * partition.high_seqno // changes,
+            )
+        return found
 
     def parts(self) -> Mapping[str, Mapping[int, PartReport]]:
         """Return the index parts that are here, by uuid."""
@@ -419,36 +456,6 @@ async def _common_ends(link: Link, bucket: Bucket, numbers: Sequence[int]) -> di
         if answer.status == Status.SUCCESS and number in highs:
             own, log = bucket.partitions[number], decode_branch_log(answer.value)
             found[number] = common_end(own.failover_log, own.high_seqno, log, highs[number])
-    return found
-
-
-def _copies_of(bucket: Bucket, log_bytes: int) -> dict[int, CopyReport]:
-    """Return the copies; each has a share of the log by the number of its changes."""
-    found: dict[int, CopyReport] = {}
-    changes = max(1, sum(partition.high_seqno for partition in bucket.partitions))
-    absent, active = PartitionState.ABSENT, PartitionState.ACTIVE
-    for number, partition in enumerate(bucket.partitions):
-        record = bucket.record(number)
-        assert record is not None, "a managed bucket has all records"
-        if partition.state is absent:
-            found[number] = no_copy(number, record.at)
-            continue
-        is_active, acknowledged = partition.state is active, partition.acknowledged
-        is_confirmed = (
-            is_active
-            and record.is_moving
-            and acknowledged is not None
-            and acknowledged.is_confirmed
-        )
-        found[number] = CopyReport(
-            standing_of(partition),
-            record.at,
-            is_active and bucket.may_serve_now(number),
-            is_confirmed,
-            bucket.heard.get(number, 0),
-            None if is_active else bucket.quiet_ms(number),
-            log_bytes * partition.high_seqno // changes,
-        )
     return found
 
 
