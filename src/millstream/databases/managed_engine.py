@@ -5,7 +5,8 @@ Invariants:
    a take-over goes on in the background; reports tell when it is over.
 2. Steps of one partition are carried out in their order. Those of several partitions that are of
    one kind are made durable together.
-3. A bucket is dropped only if this node took a map of it in this cluster, and only for maps that
+3. A bucket that is not here is unknown, not missing, until the first maps were taken.
+4. A bucket is dropped only if this node took a map of it in this cluster, and only for maps that
    are not older than any taken before.
 
 Elsewhere: what orders mean (`cluster.core.admission`), adoption (`databases.adopted_records`),
@@ -135,6 +136,7 @@ class ManagedEngine:
         self._failures: dict[str, str] = {}
         """Why buckets do not follow their maps, by uuid; logged once."""
         self._taking: set[Place] = set()
+        buckets.await_maps(is_awaited=True)
         self._may_take = asyncio.Semaphore(TAKE_OVERS_MAX)
         self._tasks = Tasks()
 
@@ -395,6 +397,7 @@ class ManagedEngine:
         self._on_maps()
         if failure is not None:
             raise failure
+        self._buckets.await_maps(is_awaited=False)
 
     async def _take_map(
         self,

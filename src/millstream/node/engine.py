@@ -152,6 +152,7 @@ class Engine:
             on_up=self._bucket_up,
         )
         self._buckets = Buckets(table, on_gone=self.others.bucket_gone)
+        self.check_buckets_known = self._buckets.check_known
         self._kv = KvServer(
             self._buckets.served, self.users, StreamSession, advertise=settings.advertised_host
         )
