@@ -112,6 +112,8 @@ class BucketTable:
         """Failed buckets that lack only their map."""
         self.leaving = ""
         """The bucket that is being deleted; it can no longer be found."""
+        self.awaits_maps = False
+        """The cluster has not said yet which buckets there are: a missing one is unknown."""
         self.change = asyncio.Lock()
         self.adopted: dict[str, AdoptedRecords] = {}
         """By name, of the buckets that belong to a managed cluster."""
@@ -121,14 +123,29 @@ class BucketTable:
 
         Raises:
             ConditionError: `bucket_not_found`.
-            UnavailableError: `bucket_failed`, it is not served.
+            UnavailableError: `bucket_failed`, it is not served; `buckets_unknown`.
         """
+        if name not in self.records:
+            self.check_known()
         if name not in self.records or name == self.leaving:
             raise ConditionError(f"no bucket {name!r}", code="bucket_not_found")
         if name not in self.served:
             reason = self.failures.get(name, "it is being made")
             raise UnavailableError(f"bucket {name} is not served: {reason}", code="bucket_failed")
         return self.running[name]
+
+    def check_known(self) -> None:
+        """Return if all buckets are known that this node is to have.
+
+        Raises:
+            UnavailableError: `buckets_unknown`.
+        """
+        if self.awaits_maps:
+            raise UnavailableError(
+                "this node has not read yet which buckets its cluster has: ask again, or another "
+                "node; `millstream cluster status` says what it waits for",
+                code="buckets_unknown",
+            )
 
     async def make(
         self, record: BucketRecord, placed: PlacedMap | AdoptedMap | None = None

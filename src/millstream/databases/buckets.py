@@ -68,6 +68,7 @@ class Buckets:
         self._on_gone = on_gone
         self.maps = BucketMaps(table)
         self.engine = table.engine
+        self.check_known = table.check_known
         self.link_to = table.link_to
         self.served = table.served
         """What the listeners see; changed in place."""
@@ -76,6 +77,10 @@ class Buckets:
     def running(self) -> dict[str, BucketEngine]:
         """The engines by bucket name."""
         return self._table.running
+
+    def await_maps(self, *, is_awaited: bool) -> None:
+        """Say whether the cluster has yet to tell which buckets there are."""
+        self._table.awaits_maps = is_awaited
 
     async def open_all(self) -> None:
         """Open all buckets on disk; a damaged bucket is listed as failed.

@@ -5,7 +5,8 @@ Invariants:
    a take-over goes on in the background; reports tell when it is over.
 2. Steps of one partition are carried out in their order. Those of several partitions that are of
    one kind are made durable together.
-3. A bucket is dropped only if this node took a map of it in this cluster, and only for maps that
+3. A bucket that is not here is unknown, not missing, until the first maps were taken.
+4. A bucket is dropped only if this node took a map of it in this cluster, and only for maps that
    are not older than any taken before.
 
 Elsewhere: what orders mean (`cluster.core.admission`), adoption (`databases.adopted_records`),
@@ -102,6 +103,9 @@ class ManagedEngine:
             partition (`Engine.take_prepared`). By default the indexes here do not catch up first.
         on_maps: called after maps or buckets have changed.
         index: the index parts; None: there are none.
+        is_copied: whether what is stored beside the log of a partition is here, by the bucket's
+            name and partition; if not, it begins to copy that. A copy that is being built is not
+            whole without it.
     """
 
     def __init__(
@@ -114,8 +118,10 @@ class ManagedEngine:
         take_over: Callable[[str, int], Awaitable[None]] | None = None,
         on_maps: Callable[[], None] = lambda: None,
         index: IndexParts | None = None,
+        is_copied: Callable[[str, int], bool] = lambda *_: True,
     ) -> None:
         self._node = node
+        self._is_copied = is_copied
         self._buckets = buckets
         self._path = path
         self._delete = delete
@@ -130,6 +136,7 @@ class ManagedEngine:
         self._failures: dict[str, str] = {}
         """Why buckets do not follow their maps, by uuid; logged once."""
         self._taking: set[Place] = set()
+        buckets.await_maps(is_awaited=True)
         self._may_take = asyncio.Semaphore(TAKE_OVERS_MAX)
         self._tasks = Tasks()
 
@@ -143,10 +150,42 @@ class ManagedEngine:
         """Return the copies that are here, and those whose record was adopted, by uuid."""
         running = self._buckets.running
         return {
-            bucket.uuid: _copies_of(bucket, running[name].store.reclaiming.live_bytes)
+            bucket.uuid: self._copies_of(bucket, running[name].store.reclaiming.live_bytes)
             for name, bucket in self._buckets.served.items()
             if bucket.is_managed
         }
+
+    def _copies_of(self, bucket: Bucket, log_bytes: int) -> dict[int, CopyReport]:
+        """Return the copies; each has a share of the log by the number of its changes."""
+        found: dict[int, CopyReport] = {}
+        changes = max(1, sum(partition.high_seqno for partition in bucket.partitions))
+        absent, active = PartitionState.ABSENT, PartitionState.ACTIVE
+        for number, partition in enumerate(bucket.partitions):
+            record = bucket.record(number)
+            assert record is not None, "a managed bucket has all records"
+            if partition.state is absent:
+                found[number] = no_copy(number, record.at)
+                continue
+            is_active, acknowledged = partition.state is active, partition.acknowledged
+            is_confirmed = (
+                is_active
+                and record.is_moving
+                and acknowledged is not None
+                and acknowledged.is_confirmed
+            )
+            standing = standing_of(partition)
+            if self._node in record.building and not self._is_copied(bucket.name, number):
+                standing = standing._replace(is_whole=False)
+            found[number] = CopyReport(
+                standing,
+                record.at,
+                is_active and bucket.may_serve_now(number),
+                is_confirmed,
+                bucket.heard.get(number, 0),
+                None if is_active else bucket.quiet_ms(number),
+                log_bytes * partition.high_seqno // changes,
+            )
+        return found
 
     def parts(self) -> Mapping[str, Mapping[int, PartReport]]:
         """Return the index parts that are here, by uuid."""
@@ -358,6 +397,7 @@ class ManagedEngine:
         self._on_maps()
         if failure is not None:
             raise failure
+        self._buckets.await_maps(is_awaited=False)
 
     async def _take_map(
         self,
@@ -419,36 +459,6 @@ async def _common_ends(link: Link, bucket: Bucket, numbers: Sequence[int]) -> di
         if answer.status == Status.SUCCESS and number in highs:
             own, log = bucket.partitions[number], decode_branch_log(answer.value)
             found[number] = common_end(own.failover_log, own.high_seqno, log, highs[number])
-    return found
-
-
-def _copies_of(bucket: Bucket, log_bytes: int) -> dict[int, CopyReport]:
-    """Return the copies; each has a share of the log by the number of its changes."""
-    found: dict[int, CopyReport] = {}
-    changes = max(1, sum(partition.high_seqno for partition in bucket.partitions))
-    absent, active = PartitionState.ABSENT, PartitionState.ACTIVE
-    for number, partition in enumerate(bucket.partitions):
-        record = bucket.record(number)
-        assert record is not None, "a managed bucket has all records"
-        if partition.state is absent:
-            found[number] = no_copy(number, record.at)
-            continue
-        is_active, acknowledged = partition.state is active, partition.acknowledged
-        is_confirmed = (
-            is_active
-            and record.is_moving
-            and acknowledged is not None
-            and acknowledged.is_confirmed
-        )
-        found[number] = CopyReport(
-            standing_of(partition),
-            record.at,
-            is_active and bucket.may_serve_now(number),
-            is_confirmed,
-            bucket.heard.get(number, 0),
-            None if is_active else bucket.quiet_ms(number),
-            log_bytes * partition.high_seqno // changes,
-        )
     return found
 
 

@@ -3,8 +3,9 @@
 Invariants:
 1. Only persisted design documents are described; while a new version is not persisted, the
    previous one is.
-2. If this node has no copy of a design document's partition, the answers of other nodes count.
-   Until one answers, what was known stays: a copy that moves away must not cost an index.
+2. If this node has no copy of a design document's partition, or one that is being filled, the
+   answers of other nodes count. Until one answers, what was known stays: a copy that moves away
+   must not cost an index. To readers it is unknown until then.
 3. `revision` changes whenever the description of the bucket may have changed.
 
 Elsewhere: sending the description (`node.indexes`, `databases.shared_answers`), asking other nodes
@@ -26,10 +27,11 @@ from millstream.databases.documents.included_documents import (
     WithDocuments,
 )
 from millstream.databases.routing import Router
-from millstream.errors import UsageError
+from millstream.errors import UnavailableError, UsageError
 from millstream.gateway.core.api.node import ViewAnswer
 from millstream.kv.aio.engine import BucketEngine
 from millstream.kv.core.bucket import Bucket
+from millstream.kv.core.copies.active import place_of
 from millstream.kv.core.revisions.design_documents import StoredDesign
 from millstream.model.bucket_map import bucket_map_to_json
 from millstream.model.partitions import PartitionState
@@ -39,6 +41,7 @@ __all__ = ["OwnBucket"]
 
 _LIFE: Final = secrets.token_hex(4)
 """Part of every revision, so that revisions of different processes differ."""
+_NOT_HERE: Final = (PartitionState.ABSENT, PartitionState.DEAD)
 
 
 class OwnBucket:
@@ -64,6 +67,10 @@ class OwnBucket:
         before a copy of their partition came here."""
         self._own: frozenset[str] = frozenset()
         """Those of them that were read from a copy here."""
+        self._lacked = frozenset[int]()
+        """The lacking partitions when the description was last declared changed."""
+        self._told = frozenset[int]()
+        """The lacking partitions of which an owner has told since they began to lack."""
         self.elsewhere: Mapping[str, SharedDesign] = {}
         """Name -> design document, by the last answers of other nodes."""
         self._heard: frozenset[int] = frozenset()
@@ -97,6 +104,7 @@ class OwnBucket:
         """The description has changed."""
         self._count += 1
         lacking, count = self.lacking(), self.bucket.partition_count
+        self._lacked = lacking
         self._described = {
             name: one
             for name, one in self._described.items()
@@ -128,20 +136,27 @@ class OwnBucket:
             self.changed()
 
     def lacking(self) -> frozenset[int]:
-        """Return the partitions without a copy on this node, or with one that is not filled yet.
+        """Return the partitions without a copy on this node, or with one that is being filled.
 
-        A copy that has just been begun has no design documents, whatever the active one has.
+        Such a copy may lack design documents of the active one, or have old versions of them.
         """
         return frozenset(
             partition.partition_id
             for partition in self.bucket.partitions
-            if partition.state in (PartitionState.ABSENT, PartitionState.DEAD)
-            or (partition.state is not PartitionState.ACTIVE and not partition.high_seqno)
+            if partition.state in _NOT_HERE
+            or not (partition.replica is None or partition.replica.is_filled)
         )
 
     def lacks_designs(self) -> bool:
         """Return whether a node with partitions missing here has not sent its design documents."""
-        return self.bucket.map is not None and not self.lacking() <= self._heard
+        return self.bucket.map is not None and bool(self._silent())
+
+    def _silent(self) -> frozenset[int]:
+        """Return the lacking partitions whose owners have said nothing; have these asked."""
+        lacking = self.lacking()
+        if lacking != self._lacked:
+            self.changed()
+        return lacking - self._heard
 
     async def designs(self) -> dict[str, SharedDesign]:
         """Return the persisted design documents by name.
@@ -149,22 +164,23 @@ class OwnBucket:
         Raises:
             UnavailableError: one cannot be read now.
         """
-        found: dict[str, SharedDesign] = {}
-        for stored in await self._running.designs.all(is_complete=False):
+        own: dict[str, SharedDesign] = {}
+        for stored in await self._running.designs.all():
             if stored.is_persisted:
                 with suppress(msgspec.MsgspecError, UsageError):  # not written by any known path
-                    found[stored.name] = _shared(stored)
+                    own[stored.name] = _shared(stored)
             elif stored.name in self._persisted:
-                found[stored.name] = self._persisted[stored.name]
-        self._persisted = dict(found)
-        lacking = self.lacking()
+                own[stored.name] = self._persisted[stored.name]
+        self._persisted = dict(own)
         count = self.bucket.partition_count
-        self._own = frozenset(found)
-        elsewhere = self.elsewhere.items()
-        found |= {n: one for n, one in elsewhere if one.partition(count) in lacking}
-        silent = lacking - self._heard if self.bucket.map is not None else frozenset()
+        lacking = self.lacking() if self.bucket.map is not None else frozenset[int]()
+        silent = lacking - self._heard
+        self._told = (self._told | self._heard) & lacking
+        own = {n: one for n, one in own.items() if one.partition(count) not in self._told}
+        self._own = frozenset(own)
         kept = {n: one for n, one in self._described.items() if one.partition(count) in silent}
-        self._described = kept | found
+        told = {n: one for n, one in self.elsewhere.items() if one.partition(count) in lacking}
+        self._described = own | kept | told
         return dict(self._described)
 
     async def stored_designs(self) -> list[StoredDesign]:
@@ -173,11 +189,22 @@ class OwnBucket:
         Raises:
             UnavailableError: `not_my_partition`: a node that has some has not sent them.
         """
-        lacking = self.lacking()
-        own = await self._running.designs.all(is_complete=not lacking <= self._heard)
-        count = self.bucket.partition_count
+        bucket, count = self.bucket, self.bucket.partition_count
+        missing = self._silent()
+        if bucket.map is None:  # nobody else has any
+            missing = frozenset(p for p in missing if bucket.partitions[p].state in _NOT_HERE)
+        if missing:
+            place = place_of(bucket, bucket.partitions[min(missing)])
+            raise UnavailableError(
+                f"this node does not know all design documents of bucket {bucket.name!r} yet: "
+                f"{place}",
+                code="not_my_partition",
+                retry="refresh_map",
+            )
+        lacking = self.lacking() if bucket.map is not None else frozenset[int]()
+        found = [one for one in await self._running.designs.all() if one.partition not in lacking]
         others = [one for one in self.elsewhere.values() if one.partition(count) in lacking]
-        return sorted([*own, *(one.stored(count) for one in others)], key=_name_of)
+        return sorted([*found, *(one.stored(count) for one in others)], key=_name_of)
 
     async def order(self) -> dict[str, Any]:
         """Return the current description for the index process; raises as `designs`."""

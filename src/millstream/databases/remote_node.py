@@ -68,6 +68,7 @@ ANSWER_S_MAX: Final = 30.0
 10 s for copies there."""
 BLOB_S_MAX: Final = 600.0
 """How long the transfer of an attachment to another node may take."""
+_NOT_SERVED: Final = ("bucket_not_found", "buckets_unknown")
 _A = TypeVar("_A")
 
 
@@ -104,7 +105,7 @@ class RemoteNode:
             raise self._unknown(f"sent an unexpected response: {error}") from error
         if isinstance(answer, Refused):
             refusal = error_of(answer)
-            if refusal.code == "bucket_not_found":
+            if refusal.code in _NOT_SERVED:
                 raise NotServedError(str(refusal))
             raise refusal
         if not isinstance(answer, kind):
@@ -207,7 +208,7 @@ class RemoteNode:
         if not isinstance(message, Failed):
             return self._failed("sent an unexpected response")
         text = f"node {self.at}: {message.reason}"
-        if message.code == "bucket_not_found":
+        if message.code in _NOT_SERVED:
             return NotServedError(text)
         return UnavailableError(text, code=message.code)
 

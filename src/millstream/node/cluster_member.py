@@ -147,6 +147,7 @@ class ClusterMember:
 
     async def delete_bucket(self, name: str) -> None:
         """Delete a bucket."""
+        self._parts.buckets.await_maps(is_awaited=True)  # the cluster may have one of this name
         await self._parts.delete_bucket(name)
 
     async def join_pool(self, peer: str) -> None:

@@ -33,6 +33,7 @@ from millstream.databases.bucket_table import BucketTable
 from millstream.databases.buckets import Buckets
 from millstream.databases.design_documents import Designs
 from millstream.databases.design_functions import DesignFunctions
+from millstream.databases.documents.copied_locals import CopiedLocals
 from millstream.databases.documents.distributed_documents import DistributedDocuments
 from millstream.databases.documents.document_scan import DocumentScans
 from millstream.databases.documents.local_documents import Documents
@@ -151,6 +152,7 @@ class Engine:
             on_up=self._bucket_up,
         )
         self._buckets = Buckets(table, on_gone=self.others.bucket_gone)
+        self.check_buckets_known = self._buckets.check_known
         self._kv = KvServer(
             self._buckets.served, self.users, StreamSession, advertise=settings.advertised_host
         )
@@ -166,8 +168,9 @@ class Engine:
         )  # fmt: skip
         own = Documents(self._buckets, self.changes)
         self.documents = DistributedDocuments(self._buckets, own, self.changes)
+        self.locals = CopiedLocals(self._served_engine, own, self.changes.router)
         self.stored = LocalNode(
-            self._buckets, own, self.changes, purges, time.time_ns
+            self._buckets, own, self.changes, purges, self.locals, time.time_ns
         )  # fmt: skip
         self.scan = DocumentScans(self.changes.router, time.time_ns)
         self.coverage = Coverage(self.documents, self.changes)
@@ -413,6 +416,7 @@ class Engine:
         stack.push_async_callback(self._buckets.stop)
         stack.push_async_callback(self.documents.stop)
         stack.push_async_callback(self.others.stop)
+        stack.push_async_callback(self.locals.stop)
         await self._open_buckets()
         self._raise_revision()
         stack.callback(self._lag.stop)
@@ -454,7 +458,7 @@ class Engine:
         return ManagedEngine(
             self.uuid, self._buckets, self._directory.path,
             delete=self.delete_bucket, take_over=self.take_prepared, on_maps=self._raise_revision,
-            index=self.index_parts,
+            index=self.index_parts, is_copied=self.locals.is_copied,
         )  # fmt: skip
 
     async def _open_buckets(self) -> None:
@@ -557,6 +561,7 @@ class Engine:
         self._kv.drop_bucket(bucket)
         self.changes.drop(bucket)
         self.documents.drop(bucket)
+        self.locals.drop(bucket)
         self._jobs.bucket_gone(bucket.name)
 
     def _job_rows(self) -> JobRows | None:

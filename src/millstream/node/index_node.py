@@ -258,6 +258,9 @@ class IndexNode:
             for bucket in sorted(self._buckets.values(), key=lambda one: one.name)
         ]
 
+    def check_buckets_known(self) -> None:
+        """Do nothing: a node that indexes only shows what it indexes."""
+
     def replication_tasks(self) -> list[dict[str, Any]]:
         """Return nothing: a node without data has no replications."""
         return []

@@ -11,6 +11,7 @@ from typing import Any
 
 from millstream.cluster.cluster_state import NodeAt
 from millstream.data_directory.bucket_files import BucketRecord
+from millstream.databases.documents.copied_locals import CopiedLocals
 from millstream.databases.documents.distributed_documents import DistributedDocuments
 from millstream.databases.documents.local_documents import Documents
 from millstream.databases.documents.local_node import LocalNode
@@ -117,8 +118,9 @@ class SharingNode:
         self.route = changes.router
         self.own = Documents(self, changes)  # type: ignore[arg-type]
         self.distributed = DistributedDocuments(self, self.own, changes)  # type: ignore[arg-type]
+        self.copied = CopiedLocals(self.engine, self.own, changes.router)
         self.stored = LocalNode(
-            self, self.own, changes, purges, time.time_ns,  # type: ignore[arg-type]
+            self, self.own, changes, purges, self.copied, time.time_ns,  # type: ignore[arg-type]
         )  # fmt: skip
 
     def engine(self, bucket: str) -> BucketEngine:

@@ -11,6 +11,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from millstream.cluster.cluster_state import NodeAt
+from millstream.databases.documents.copied_locals import CopiedLocals
 from millstream.databases.documents.distributed_documents import DistributedDocuments
 from millstream.databases.documents.local_documents import Documents
 from millstream.databases.documents.local_node import LocalNode
@@ -56,7 +57,8 @@ class Node:
         own = Documents(self, self.changes)  # type: ignore[arg-type]
         self.documents = DistributedDocuments(self, own, self.changes)  # type: ignore[arg-type]
         self.stored = LocalNode(
-            self, own, self.changes, purges, lambda: 10**18,  # type: ignore[arg-type]
+            self, own, self.changes, purges,  # type: ignore[arg-type]
+            CopiedLocals(self.engine, own, self.changes.router), lambda: 10**18,
         )  # fmt: skip
 
     def engine(self, name: str) -> Any:

@@ -30,6 +30,7 @@ from millstream.errors import ConditionError, CorruptionError, UnavailableError
 from millstream.model.cluster_maps import DataMap, DataRecord, IndexRecord, MapKey, next_data_map
 from millstream.model.partitions import PartitionState
 from millstream.model.serving_rights import Right
+from millstream.storage.core.records import NOTHING_OWED
 from millstream.vsr.core.versions import Version
 from support.cluster.managed_engines import (
     HERE,
@@ -449,6 +450,59 @@ async def test_take_overs_go_on_in_the_background_some_at_a_time(tmp_path: Path)
     await until(lambda: len(begun) == 6)
     await engine.carry_out(UUID, steps[:1])
     await until(lambda: len(begun) == 7)
+    await engine.stop()
+    await node.stop()
+
+
+async def test_a_copy_being_built_is_whole_once_what_is_beside_its_log_is_here(
+    tmp_path: Path,
+) -> None:
+    node, is_here, asked = ManagedNode("a", tmp_path / "a"), False, set[tuple[str, int]]()
+    await node.start()
+
+    def is_copied(name: str, partition: int) -> bool:
+        asked.add((name, partition))
+        return is_here
+
+    async def delete(_: str) -> None: ...
+
+    engine = ManagedEngine("a", node.buckets, tmp_path, delete=delete, is_copied=is_copied)
+    built = DataRecord(MapKey(2, 1), "b", 1, (("b",),), building=("a",))
+    counted = DataRecord(MapKey(2, 1), "b", 1, (("b", "a"),))
+    nodes = {name: NodeRecord(name, "127.0.0.1", {"kv": 1, "http": 2}, ("data",)) for name in "ab"}
+    await engine.take_maps(
+        ClusterMaps("c1", Settings(), nodes, {UUID: Bucket("b", 2, 1)},
+                    {UUID: DataMap(MapKey(2, 1), UUID, (built, counted))}, {})
+    )  # fmt: skip
+    for partition in node.bucket.partitions:
+        assert partition.replica is not None
+        partition.replica.owed = NOTHING_OWED
+    assert [one.standing.is_whole for one in engine.copies()[UUID].values()] == [False, True]
+    is_here = True
+    assert [one.standing.is_whole for one in engine.copies()[UUID].values()] == [True, True]
+    assert asked == {("b", 0)}, "a copy that counts is not doubted"
+    await engine.stop()
+    await node.stop()
+
+
+async def test_a_bucket_is_unknown_and_not_missing_until_the_cluster_has_told(
+    tmp_path: Path,
+) -> None:
+    node = ManagedNode("a", tmp_path / "a")
+    await node.start()
+
+    async def delete(_: str) -> None: ...
+
+    engine = ManagedEngine("a", node.buckets, tmp_path, delete=delete)
+    for ask in (lambda: node.buckets.engine("b"), node.buckets.check_known):
+        with pytest.raises(UnavailableError) as caught:
+            ask()
+        assert caught.value.code == "buckets_unknown"
+    await engine.take_maps(ClusterMaps("c1", Settings(), {}, {}, {}, {}))
+    node.buckets.check_known()
+    with pytest.raises(ConditionError) as missing:
+        node.buckets.engine("b")
+    assert missing.value.code == "bucket_not_found"
     await engine.stop()
     await node.stop()
 

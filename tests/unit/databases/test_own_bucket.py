@@ -4,7 +4,10 @@ import msgspec
 import pytest
 
 from millstream.cluster import peers as neighbours
+from millstream.errors import UnavailableError
 from millstream.model.partitions import PartitionState, partition_of
+from millstream.storage.core.records import key_of
+from millstream.wire.frames import seqno_of
 from support.kv.two_engines import BUCKET, PARTITIONS, two_engines, until
 
 VIEWS = {"views": {"v": {"map": "function (doc) { emit(doc._id); }"}}}
@@ -65,6 +68,64 @@ async def test_a_copy_that_is_not_filled_yet_hides_no_design_document_of_the_act
     assert [one.name for one in await own.stored_designs()] == [name]
     own._heard = frozenset()
     assert own.lacks_designs(), "it is not known, and not missing"
+
+
+async def test_a_copy_that_is_partly_filled_shows_what_the_active_one_has(two):
+    """It may lack documents, have old versions of them, or have deleted ones."""
+    own, served = own_of(two, "a"), two.engines["b"].served[BUCKET]
+    await two.engines["a"]._buckets.replicator(BUCKET).stop()  # copies get what is given here
+    names = (f"d{n}" for n in range(100) if two.owner(f"_design/d{n}") is two.engines["b"])
+    old, gone, new = next(names), next(names), next(names)
+    number = {one: partition_of(f"_design/{one}".encode(), PARTITIONS) for one in (old, gone, new)}
+    revs = {one: await two.design(one, {"views": {}}) for one in (old, gone)}
+    for partition in set(number.values()):
+        await two.engines["a"].set_partition_state(BUCKET, partition, PartitionState.REPLICA)
+        there, replica = served.partitions[partition], own.bucket.partitions[partition].replica
+        replica.on_opened(there.failover_log, 0, there.high_seqno + 5)
+        entries = [there.entry(key) for key in there.design_keys]
+        held = [e for e in entries if e and served.partition_for(key_of(e.frame)) is there]
+        if held:
+            replica.apply_marker(1, there.high_seqno)
+        for entry in sorted(held, key=lambda e: seqno_of(e.frame)):
+            replica.apply_change(entry.frame, entry.side)
+    own.bucket.changed()
+    copies = two.engines["a"]._buckets.running[BUCKET].designs
+    await until(lambda: _all_persisted(copies, {old, gone}))
+    await two.design(old, VIEWS, revs[old])
+    await two.design(gone, None, revs[gone])
+    await two.design(new, VIEWS)
+    await until(
+        lambda: {n: one.document for n, one in own.elsewhere.items()} == {old: VIEWS, new: VIEWS}
+    )
+    assert sorted((await own.order())["designs"]) == sorted([old, new])
+    listed = {one.name: msgspec.json.decode(one.body) for one in await own.stored_designs()}
+    assert listed == {old: VIEWS, new: VIEWS}
+    own._heard = frozenset()
+    with pytest.raises(UnavailableError) as caught:
+        await own.stored_designs()
+    assert caught.value.code == "not_my_partition"
+    assert sorted((await own.order())["designs"]) == sorted([old, new]), "they stay meanwhile"
+
+
+async def _all_persisted(store, names):
+    return {one.name for one in await store.all() if one.is_persisted} >= names
+
+
+async def test_a_copy_that_has_what_its_source_had_is_believed(two):
+    own, name = own_of(two, "a"), two.design_of("b")
+    number = partition_of(f"_design/{name}".encode(), PARTITIONS)
+    await two.engines["a"]._buckets.replicator(BUCKET).stop()  # copies get what is given here
+    await two.engines["a"].set_partition_state(BUCKET, number, PartitionState.REPLICA)
+    partition = own.bucket.partitions[number]
+    assert number in own.lacking(), "nobody has said what there is"
+    there = two.engines["b"].served[BUCKET].partitions[number]
+    partition.replica.on_opened(there.failover_log, 0, 7)
+    own.bucket.changed()
+    partition.replica.apply_marker(1, 7)
+    assert own.lacks_designs() or number in own._heard
+    partition.replica.apply_advance(7)
+    own.bucket.changed()
+    await until(lambda: number not in own.lacking())
 
 
 async def test_rows_get_the_documents_of_both_nodes(two):

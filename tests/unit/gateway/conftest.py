@@ -79,7 +79,7 @@ class FakeDesigns:
         return await self._store(bucket).write(name, body, rev, is_durable=is_durable)
 
     async def all(self, bucket):
-        return await self._store(bucket).all(is_complete=True)
+        return await self._store(bucket).all()
 
 
 class FakeAnswer:
@@ -300,6 +300,7 @@ class FakeHost:
         self.compacted = []
         self.silent = set()
         self.map_revision = 1
+        self.unknown = None
         self.maps = {}
         self.given = []
         self.buckets = {"orders": BucketStatus("orders", "u1", 64, "2026-01-01", "ready")}
@@ -334,6 +335,10 @@ class FakeHost:
 
     def silent_nodes(self):
         return self.silent
+
+    def check_buckets_known(self):
+        if self.unknown is not None:
+            raise self.unknown
 
     def bucket_statuses(self):
         return [self.buckets[name] for name in sorted(self.buckets)]

@@ -7,9 +7,9 @@ Invariants:
 3. A change is written only if the document still has the version on which the change was decided,
    and if the bytes of newly named attachments are durable here.
 4. Only the owner of a local document answers and writes it durably. It sends every version to the
-   other nodes, so that no checkpoint is lost when the partition moves. An unreachable node delays
-   a write by at most `GIVEN_S_MAX` and misses that version: it then has an older checkpoint or
-   none, which costs time but loses no data.
+   other nodes, so that none is lost when the partition moves. An unreachable node delays a write
+   by at most `GIVEN_S_MAX` and misses that version. It gets it before it answers as the owner
+   (`databases.documents.copied_locals`).
 5. An answer with documents is bounded by the requested size and one more document. A stream holds
    one step of changes, or documents of about `FOUND_BYTES` and one more.
 
@@ -26,6 +26,7 @@ from contextlib import aclosing
 from typing import Final
 
 from millstream.databases.buckets import Buckets
+from millstream.databases.documents.copied_locals import CopiedLocals
 from millstream.databases.documents.local_documents import Documents
 from millstream.databases.purges import Purges
 from millstream.databases.remote_node import RemoteNode
@@ -102,6 +103,7 @@ class LocalNode:
         own: the documents of this node.
         changes: of the node's buckets.
         purges: of the node.
+        copied: the `_local` documents that other nodes have, too.
         now_ns: Unix time.
     """
 
@@ -111,10 +113,11 @@ class LocalNode:
         own: Documents,
         changes: NodeChanges,
         purges: Purges,
+        copied: CopiedLocals,
         now_ns: Callable[[], int],
     ) -> None:
         self._buckets, self._own, self._changes = buckets, own, changes
-        self._purges, self._now_ns = purges, now_ns
+        self._purges, self._copied, self._now_ns = purges, copied, now_ns
         self.put_blob, self.open_blob = own.put_blob, own.open_blob
 
     async def answer(self, bucket: str, asked: Asked) -> Answer:
@@ -131,21 +134,26 @@ class LocalNode:
                 self._check(running.bucket, asked)
                 return await self._own.figures(bucket, numbers)
             case stored.ReadLocal(id=doc_id):
-                self._check_owner(bucket, doc_id)
+                await self._check_owner(bucket, doc_id)
                 found = await self._own.read_local(bucket, doc_id)
                 return LocalList([] if found is None else [found])
             case stored.WriteLocal():
                 return Done(await self._write_local(running, asked))
             case stored.KeepLocal(id=doc_id, version=version):
-                await running.local.keep(doc_id, Version(*version))
+                await running.local.keep(doc_id, [Version(*version)])
                 return Done()
             case stored.ListLocals(after=after):
                 every = range(running.bucket.partition_count)
-                check_served(running.bucket, self._changes.router(bucket).plan(every).own)
+                own = self._changes.router(bucket).plan(every).own
+                check_served(running.bucket, own)
+                await self._copied.learn(bucket, own)
                 found_all = await self._own.locals(bucket)
                 is_alone = self._changes.router(bucket).is_alone
                 owned = (o for o in found_all if is_alone or self._owns(bucket, o.id))
                 return _portion([one for one in owned if one.id > after])
+            case stored.CopyLocals(partitions=numbers):
+                self._check_numbers(running.bucket, numbers)
+                return await self._copied.stored(bucket, asked)
         return await self._settings(bucket, asked)
 
     async def _settings(self, bucket: str, asked: Asked) -> Answer:
@@ -186,7 +194,7 @@ class LocalNode:
     async def _write_local(self, running: BucketEngine, asked: stored.WriteLocal) -> int:
         """Replace or delete one that this node owns, and send it to the other nodes."""
         name = running.bucket.name
-        self._check_owner(name, asked.id, for_write=True)
+        await self._check_owner(name, asked.id, for_write=True)
         number = await self._own.write_local(name, asked.id, asked.body, asked.rev)
         version = running.local.newest(asked.id)
         if version is not None:
@@ -199,9 +207,12 @@ class LocalNode:
     def _owns(self, bucket: str, local_id: str) -> bool:
         return self._changes.router(bucket).place((LOCAL_PREFIX + local_id).encode()) == HERE
 
-    def _check_owner(self, bucket: str, local_id: str, *, for_write: bool = False) -> None:
+    async def _check_owner(self, bucket: str, local_id: str, *, for_write: bool = False) -> None:
+        """Refuse what this node does not own; return once it has what other nodes have of it."""
         router, key = self._changes.router(bucket), (LOCAL_PREFIX + local_id).encode()
         number = partition_of(key, router.bucket.partition_count)
+        check_served(router.bucket, (number,), for_write=for_write)
+        await self._copied.learn(bucket, (number,))
         check_served(router.bucket, (number,), for_write=for_write)
         if not self._owns(bucket, local_id):
             raise router.no_owner(key)
@@ -278,11 +289,16 @@ class LocalNode:
             raise ConditionError(f"bucket {bucket!r} is another one here", code="bucket_not_found")
         return running
 
+    @staticmethod
+    def _check_numbers(bucket: Bucket, numbers: Sequence[int]) -> None:
+        """Refuse a request that names impossible partitions."""
+        count = bucket.partition_count
+        if not numbers or not all(0 <= n < count for n in numbers):
+            raise UsageError(f"partitions are 0 to {count - 1}, and at least one is asked for")
+
     def _check(self, bucket: Bucket, wanted: WantedPart) -> None:
         """Refuse a request that names impossible partitions, or ones that are not active here."""
-        count = bucket.partition_count
-        if not wanted.partitions or not all(0 <= n < count for n in wanted.partitions):
-            raise UsageError(f"partitions are 0 to {count - 1}, and at least one is asked for")
+        self._check_numbers(bucket, wanted.partitions)
         if len(set(wanted.partitions)) < len(wanted.partitions):
             raise UsageError("a partition is asked for twice")
         self._check_active(bucket, wanted.partitions)

@@ -240,7 +240,7 @@ async def test_an_older_version_does_not_replace_a_newer_one(nodes: SharingNodes
     newest = nodes["b"].running.local.newest(doc_id)
     assert newest is not None
     assert newest.rev == 3
-    await nodes["b"].running.local.keep(doc_id, newest._replace(rev=2, number=2))
+    await nodes["b"].running.local.keep(doc_id, [newest._replace(rev=2, number=2)])
     assert nodes["b"].running.local.newest(doc_id) == newest
 
 

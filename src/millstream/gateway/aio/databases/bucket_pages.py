@@ -63,6 +63,7 @@ def _shown(status: BucketStatus) -> dict[str, Any]:
 
 
 async def _list(request: web.Request) -> web.Response:
+    request.app[NODE_API].check_buckets_known()
     statuses = request.app[NODE_API].bucket_statuses()
     return answer({"buckets": [_shown(s) for s in statuses if _may_see(request, s.name)]})
 
@@ -73,6 +74,7 @@ async def _one(request: web.Request) -> web.Response:
     for status in request.app[NODE_API].bucket_statuses():
         if status.name == name and is_seen:
             return answer(_shown(status))
+    request.app[NODE_API].check_buckets_known()
     raise ConditionError(f"no bucket {name!r}", code="bucket_not_found")
 
 

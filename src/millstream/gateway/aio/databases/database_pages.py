@@ -182,6 +182,7 @@ def _readable(request: web.Request) -> list[str]:
     api, user = request.app[NODE_API], request[USER]
     if user is None and not api.users.is_empty:
         raise AccessError("log in first", code="unauthorized")
+    api.check_buckets_known()
     names = [status.name for status in api.bucket_statuses()]
     return sorted(n for n in names if user is None or user.may("read", n))
 

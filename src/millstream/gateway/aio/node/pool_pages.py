@@ -56,6 +56,7 @@ def _may_see(request: web.Request, name: str) -> bool:
 
 def _seen(request: web.Request) -> list[BucketStatus]:
     _need_login(request)
+    request.app[NODE_API].check_buckets_known()
     return [one for one in request.app[NODE_API].bucket_statuses() if _may_see(request, one.name)]
 
 

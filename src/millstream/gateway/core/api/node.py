@@ -359,7 +359,14 @@ class CommonNodeApi(Protocol):
         """Return listener -> HOST:PORT, None for closed ones."""
 
     def bucket_statuses(self) -> list[BucketStatus]:
-        """Return all buckets, sorted by name."""
+        """Return all buckets that are known here, sorted by name."""
+
+    def check_buckets_known(self) -> None:
+        """Return if `bucket_statuses` has all buckets.
+
+        Raises:
+            UnavailableError: `buckets_unknown`: the cluster has not told them yet.
+        """
 
     def metrics(self) -> NodeMetrics:
         """Return the engine's statistics."""

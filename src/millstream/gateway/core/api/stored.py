@@ -45,8 +45,9 @@ from millstream.kv.core.revisions.revision_store import Version
 
 __all__ = [
     "CHANGES_MAX", "IDS_MAX", "PORTION_BYTES", "REQUEST_BYTES_MAX", "Answer", "AskPurges",
-    "AskSettings", "Asked", "Change", "Changed", "Commit", "CountPurge", "Done", "KeepLocal",
-    "KeepSettings", "Lacking", "LimitPurges", "ListLocals", "LocalList", "LocalVersion",
+    "AskSettings", "Asked", "Change", "Changed", "Commit", "CopyLocals", "CountPurge", "Done",
+    "KeepLocal", "KeepSettings", "Lacking", "LimitPurges", "ListLocals", "LocalCopies",
+    "LocalList", "LocalVersion",
     "Numbered", "Placed", "Purges", "ReadLocal", "ReadStored", "Refused", "SharedSettings",
     "Stored", "StoredApi", "StoredList", "Streamed", "WriteLocal", "WriteStored",
     "WrittenList", "decode_answer", "decode_asked", "encode", "error_of", "refused",
@@ -189,6 +190,22 @@ class LocalList(Form, frozen=True):
     is_last: bool = True
 
 
+class CopyLocals(Form, frozen=True):
+    """Return all that is stored there of some partitions: `LocalCopies`, as many as fit."""
+
+    uuid: str
+    partitions: list[int]
+    after: str
+    """Only larger ids."""
+
+
+class LocalCopies(Form, frozen=True):
+    """By id; the versions of each newest first."""
+
+    copies: list[tuple[str, list[LocalVersion]]]
+    is_last: bool = True
+
+
 # -- settings of a database
 
 
@@ -274,6 +291,7 @@ Asked = (
     | WriteLocal
     | KeepLocal
     | ListLocals
+    | CopyLocals
     | AskSettings
     | KeepSettings
     | AskPurges
@@ -290,6 +308,7 @@ Answer = (
     StoredList
     | WrittenList
     | LocalList
+    | LocalCopies
     | KeepSettings
     | Purges
     | Histories

@@ -84,21 +84,8 @@ class DesignStore:
         self._bucket.changed()
         return written
 
-    async def all(self, *, is_complete: bool) -> list[StoredDesign]:
-        """Return the documents with a copy here, without deleted ones, by name.
-
-        Raises:
-            UnavailableError: `not_my_partition`: some partition has no copy here, and
-                `is_complete` requires all.
-        """
-        place = self.documents.missing_copies() if is_complete else ""
-        if place:
-            raise UnavailableError(
-                f"this node has no copy of some partitions of bucket {self._bucket.name!r}, and "
-                f"may lack design documents: {place}",
-                code="not_my_partition",
-                retry="refresh_map",
-            )
+    async def all(self) -> list[StoredDesign]:
+        """Return the documents with a copy here of any state, without deleted ones, by name."""
         found = []
         for key in self.documents.known_keys():
             one = await with_documents(partial(self.documents.read_copy, key))

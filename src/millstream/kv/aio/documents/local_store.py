@@ -28,6 +28,7 @@ import asyncio
 import logging
 from collections.abc import Callable, Sequence
 from errno import EDQUOT, ENOSPC
+from operator import attrgetter
 from pathlib import Path
 from typing import Final, NamedTuple
 from zlib import crc32
@@ -84,6 +85,7 @@ class Version(NamedTuple):
     """Counts the writes of its id, independent of the revision."""
 
 
+_number_of: Final = attrgetter("number")
 _decode: Final = msgspec.msgpack.Decoder(list[Version]).decode
 _encode: Final = msgspec.msgpack.encode
 
@@ -229,6 +231,36 @@ class LocalStore:
                         found.append((key[1:].decode(), version))
         return found
 
+    def stored(
+        self, after: str, is_wanted: Callable[[str], bool], bytes_max: int
+    ) -> tuple[list[tuple[str, list[Version]]], bool]:
+        """Return all versions of wanted documents, deleted ones too, by id. Blocks.
+
+        Args:
+            after: only larger ids.
+            is_wanted: whether the document of an id is wanted.
+            bytes_max: no more documents are added once their bodies have this size.
+
+        Returns:
+            The documents, and whether there are no more.
+        """
+        found, size = list[tuple[str, list[Version]]](), 0
+        if self._environment is None:
+            return found, True
+        with self._environment.begin() as transaction, transaction.cursor() as cursor:
+            if cursor.set_range(_LOCAL + after.encode()):
+                for key, value in cursor:
+                    if not key.startswith(_LOCAL):
+                        break
+                    doc_id = key[1:].decode()
+                    if doc_id <= after or not is_wanted(doc_id):
+                        continue
+                    if size >= bytes_max:
+                        return found, False
+                    found.append((doc_id, _decode(value)))
+                    size += len(value)
+        return found, True
+
     async def write(self, doc_id: str, body: bytes | None, rev: int | None, stamp: str) -> int:
         """Replace (None: delete) a document durably; return its revision, 0 if deleted.
 
@@ -269,16 +301,25 @@ class LocalStore:
         versions = self._versions(_key(doc_id))
         return versions[0] if versions else None
 
-    async def keep(self, doc_id: str, version: Version) -> None:
-        """Store durably what another node wrote, unless it is known already; raises as `write`."""
+    async def keep(self, doc_id: str, sent: Sequence[Version]) -> None:
+        """Store durably what another node wrote, unless it is known already; raises as `write`.
+
+        Args:
+            doc_id: without `_local/`.
+            sent: its versions, newest first; at least one.
+        """
         async with self._turn:
-            key = _key(doc_id)
+            key, newest = _key(doc_id), sent[0]
             versions = self._versions(key)
-            if versions and versions[0].number >= version.number:
+            if versions and versions[0].number >= newest.number:
                 return
-            kept = [version] if not version.rev else thinned([version, *versions])
+            older = [one for one in sent[1:] if one.rev]
+            known = {one.number for one in older}
+            every = [*older, *(one for one in versions if one.rev and one.number not in known)]
+            every.sort(key=_number_of, reverse=True)
+            kept = thinned([newest, *every]) if newest.rev else [newest]
             await in_thread(self._put_document, _LOCAL + key, kept)
-            self._has_deleted = self._has_deleted or not version.rev
+            self._has_deleted = self._has_deleted or not newest.rev
 
     def _put_document(self, key: bytes, versions: list[Version]) -> None:
         environment, value = self._open(), _encode(versions)

@@ -102,6 +102,7 @@ class Replica:
         "_low_points",
         "_new_owed",
         "_partition",
+        "_source_high",
         "complete_end",
         "frozen_mark",
         "owed",
@@ -122,6 +123,8 @@ class Replica:
         """The newest complete end that is a mark of the log, or about to be one."""
         self._frozen_range_end = range_end
         self._has_new_log = False
+        self._source_high = UINT64_MAX
+        """What the source had when its stream was opened last; by default it is unknown."""
         self._low_points: LowPoints | None = None
         self.owed = owed
         """The seqnos that it must reach again before it counts in a promotion: for the levels in
@@ -148,6 +151,14 @@ class Replica:
     def is_whole(self) -> bool:
         """Return whether it has on disk all it ever acknowledged as being there."""
         return self._partition.persisted_seqno >= self.owed.disk
+
+    @property
+    def is_filled(self) -> bool:
+        """Return whether it has on disk all that its source had when the stream was opened last.
+
+        Until then it may lack what its source has had for long, or have old versions of that.
+        """
+        return self._partition.persisted_seqno >= self._source_high
 
     # -- messages of the source
 
@@ -182,6 +193,7 @@ class Replica:
             partition.replace_log(log)
             self._has_new_log = True
         self._owe(source_high)
+        self._source_high = source_high
         if top == self.complete_end:
             self.range_end = top
         if top == 0:

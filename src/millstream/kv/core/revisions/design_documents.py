@@ -23,11 +23,11 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from millstream.documents.stored import load
 from millstream.errors import ConditionError, UsageError
-from millstream.kv.core.copies.active import active_copy, check_writable, not_now, place_of
+from millstream.kv.core.copies.active import active_copy, check_writable, not_now
 from millstream.kv.core.partition.partition import Partition
 from millstream.kv.core.queue.entry import Entry
 from millstream.model.limits import KEY_BYTES_MAX
-from millstream.model.partitions import DESIGN_PREFIX, PartitionState
+from millstream.model.partitions import DESIGN_PREFIX
 from millstream.model.revision import Revisions
 from millstream.model.sides import has_sidecar, lineage_of
 from millstream.wire.frames import change_of, seqno_of
@@ -105,13 +105,6 @@ class DesignDocuments:
     def read_copy(self, key: bytes) -> StoredDesign | None:
         """As `read`, from a copy of any state."""
         return self._found(self._bucket.partition_for(key), key)
-
-    def missing_copies(self) -> str:
-        """Return where to ask for documents that no copy here has; empty: all are here."""
-        for partition in self._bucket.partitions:
-            if partition.state in (PartitionState.ABSENT, PartitionState.DEAD):
-                return place_of(self._bucket, partition)
-        return ""
 
     def write(self, key: bytes, body: bytes | None, rev: str | None, now_ns: int) -> StoredDesign:
         """Replace the revision `rev` (None: there is no document) by a body; None deletes.

@@ -56,6 +56,7 @@ _CHUNK_BYTES: Final = 64 * 1024
 _ROUTING: Final = {
     "not_my_partition": "not_my_partition",
     "bucket_not_found": "not_my_partition",
+    "buckets_unknown": "not_my_partition",
     "design_differs": "design_differs",
     "missing": "design_differs",
     "missing_named_view": "design_differs",

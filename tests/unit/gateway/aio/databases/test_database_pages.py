@@ -119,6 +119,20 @@ async def test_settings_are_the_administrators(guarded, body, ada, bob):
     assert await body(await guarded.post("/orders/_compact", headers=ada), 202) == {"ok": True}
 
 
+async def test_databases_that_the_cluster_has_yet_to_tell_are_not_shown_as_missing(
+    client, open_node, body
+):
+    open_node.unknown = UnavailableError("not read yet", code="buckets_unknown")
+    for path in (
+        "/_all_dbs",
+        "/_millstream/buckets",
+        "/_millstream/buckets/new",
+        "/pools/default/buckets",
+    ):
+        assert (await body(await client.get(path), 503))["error"] == "buckets_unknown"
+    assert (await body(await client.get("/_millstream/buckets/orders")))["name"] == "orders"
+
+
 async def test_all_databases(client, body):
     for name in ("a", "b", "c"):
         await body(await client.put(f"/{name}"), 201)

@@ -28,7 +28,7 @@ def open_engine(tmp_path: Path) -> OpenEngine:
 
 async def test_documents_are_there_again_after_a_start(open_engine: OpenEngine) -> None:
     engine = await open_engine()
-    assert await engine.designs.all(is_complete=True) == []
+    assert await engine.designs.all() == []
     written = await engine.designs.write("a/b", b"{}", None, is_durable=True)
     stored = await engine.designs.read("a/b")
     assert stored is not None
@@ -38,7 +38,7 @@ async def test_documents_are_there_again_after_a_start(open_engine: OpenEngine) 
     await engine.designs.write("gone", None, gone.rev, is_durable=True)
     await engine.stop()
     engine = await open_engine()
-    found = await engine.designs.all(is_complete=True)
+    found = await engine.designs.all()
     assert [(one.name, one.rev, one.body) for one in found] == [
         ("a/b", written.rev, b"{}"), ("x", second.rev, b'{"a":1}'),
     ]  # fmt: skip
@@ -72,16 +72,4 @@ async def test_a_write_that_went_back_too_early_is_unsure(
     with pytest.raises(UnavailableError) as caught:
         await writing
     assert caught.value.code == "ambiguous"
-    await engine.stop()
-
-
-async def test_who_wants_all_hears_where_there_are_more(open_engine: OpenEngine) -> None:
-    engine = await open_engine()
-    await engine.copies.set_state(0, engine.bucket.partitions[0].state.REPLICA)
-    assert await engine.designs.all(is_complete=True) == []
-    await engine.copies.set_state(0, engine.bucket.partitions[0].state.DEAD)
-    assert await engine.designs.all(is_complete=False) == []
-    with pytest.raises(UnavailableError, match="no copy of some") as caught:
-        await engine.designs.all(is_complete=True)
-    assert caught.value.code == "not_my_partition"
     await engine.stop()

@@ -184,21 +184,21 @@ async def test_there_are_at_most_so_many(tmp_path: Path, monkeypatch: pytest.Mon
 async def test_what_another_node_wrote_is_kept_if_it_is_newer(tmp_path: Path) -> None:
     store = store_at(tmp_path)
     assert store.newest("a") is None
-    await store.keep("a", Version(1, b"{}", "s", 1))
+    await store.keep("a", [Version(1, b"{}", "s", 1)])
     assert await store.write("a", b'{"n":2}', 1, "s") == 2
     newest = store.newest("a")
     assert newest == Version(2, b'{"n":2}', "s", 2)
-    await store.keep("a", Version(1, b"other", "s", 2))
+    await store.keep("a", [Version(1, b"other", "s", 2)])
     assert store.newest("a") == newest
-    await store.keep("a", Version(0, b"", "s", 3))
+    await store.keep("a", [Version(0, b"", "s", 3)])
     assert store.read("a") is None, "it was deleted there"
     store.close()
 
 
 async def test_what_is_kept_is_judged_when_it_is_read(tmp_path: Path) -> None:
     store = store_at(tmp_path, gone=frozenset({"lost"}))
-    await store.keep("a", Version(1, b"old", "s", 1))
-    await store.keep("a", Version(2, b"new", "lost", 2))
+    await store.keep("a", [Version(1, b"old", "s", 1)])
+    await store.keep("a", [Version(2, b"new", "lost", 2)])
     found = store.read("a")
     assert found is not None
     assert found.body == b"old"

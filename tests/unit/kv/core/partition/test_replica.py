@@ -477,6 +477,22 @@ def test_a_copy_that_lost_something_is_whole_where_its_source_was_when_it_came_b
     assert (replica.is_intact, replica.is_whole, replica.is_dirty) == (True, True, False)
 
 
+def test_a_copy_is_filled_once_it_has_on_disk_what_its_source_had() -> None:
+    partition, replica = new_replica(opened=False)
+    assert not replica.is_filled, "nobody has said what there is"
+    replica.on_opened(LOG, 0, 6)
+    replica.apply_marker(1, 9)
+    feed(replica, "a6 !9")
+    assert not replica.is_filled
+    partition.freeze()
+    partition.persisted(9)
+    assert replica.is_filled
+    replica.on_opened(LOG, 0, 20)
+    assert not replica.is_filled, "it was away"
+    replica.on_opened(LOG, 0)
+    assert not replica.is_filled, "the source does not say"
+
+
 def test_a_copy_that_stands_down_has_everything() -> None:
     _, replica = new_replica()
     assert (replica.is_intact, replica.is_whole) == (True, True)
