@@ -17,10 +17,10 @@ EVERY = 50
 
 
 class Plants:
-    """Changes what clients are told; `name` empty: nothing."""
+    """Changes what clients are told: one of `every` answers; `name` empty: nothing."""
 
-    def __init__(self, name: str) -> None:
-        self._name = name
+    def __init__(self, name: str, every: int = EVERY) -> None:
+        self._name, self._every = name, every
         self._seen = 0
 
     def answer(self, path: str, answer: Any) -> Any:
@@ -32,7 +32,7 @@ class Plants:
         }.get(self._name, "")
         if rows and answer[rows]:
             self._seen += 1
-            if self._seen % EVERY == 0:
+            if self._seen % self._every == 0:
                 return {**answer, rows: answer[rows][1:]}
         return answer
 
