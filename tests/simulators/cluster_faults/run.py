@@ -40,7 +40,7 @@ __all__ = ["PLANTS", "Outcome", "as_text", "run_once"]
 NODES, ASKERS = 4, 2
 FAULT_S, CALM_S = (0.5, 7.0), (0.5, 3.0)
 AFTER_CHANGE_S = (0.0, 2.5)
-CHANGE_SHARE, TWO_SHARE = 0.6, 0.3
+CHANGE_SHARE, TWO_SHARE, SETTLE_SHARE = 0.6, 0.3, 0.4
 LEVEL_S_MAX = 90.0
 """From the last write until followers have everything."""
 INDEXED_S_MAX = 60.0
@@ -155,9 +155,13 @@ class _Run:
     def _nodes(self) -> Mapping[int, HttpClient]:
         return self._at_rest
 
-    def _note_members(self) -> None:
+    def _note_members(self) -> dict[int, str]:
+        """Note who is asked from now on; return the ids of the members, empty: nobody tells."""
         members = self._members
-        self._at_rest = {node: members.http(node) for node in members.members()}
+        ids = {node: str(one["id"]) for node, one in members.records().items()}
+        if ids:
+            self._at_rest = {node: members.http(node) for node in ids}
+        return ids
 
     def _asker(self) -> Asker:
         return Asker(
@@ -186,14 +190,16 @@ class _Run:
             if self._rng.random() < CHANGE_SHARE:
                 self._change(next(changes), node)
                 self._stop.event.wait(self._rng.uniform(*AFTER_CHANGE_S))
-            self._begin(first, node)
-            if self._rng.random() < TWO_SHARE:
-                second = next(faults)
-                if not {first, second} <= {*LOSES_MEMORY}:
-                    self._begin(second, self._rng.choice([*self._at_rest]))
+            names = [first, *([next(faults)] if self._rng.random() < TWO_SHARE else [])]
+            if {*names} <= {*LOSES_MEMORY}:
+                names = [first]
+            for name in names:
+                self._begin(name, node)
+                node = self._rng.choice([*self._at_rest])
             self._stop.event.wait(self._rng.uniform(*FAULT_S))
-            wrong = self._heal()
-        return wrong
+            loses_memory = not {*names}.isdisjoint(LOSES_MEMORY)
+            wrong = self._heal(settles=loses_memory or self._rng.random() < SETTLE_SHARE)
+        return wrong or self._heal(settles=True)
 
     def _begin(self, fault: str, node: int) -> None:
         self._done[fault] += 1
@@ -206,19 +212,26 @@ class _Run:
         self._done[name] += 1
         at = self._rng.choice([node for node in self._at_rest if node != faulty])
         rng = random.Random(self._rng.random())
-        ids = {node: one["id"] for node, one in self._members.records().items()}
+        ids = self._note_members()
         if len(ids) > 1:
             CHANGES[name](Change(rng, self._members, at, ids))
 
-    def _heal(self) -> list[str]:
-        """End all faults, and wait until everything is there again and writers are answered."""
+    def _heal(self, *, settles: bool) -> list[str]:
+        """End all faults; wait until writers are answered, and if it `settles` until all is whole.
+
+        Without that the next fault meets fail-overs and moves that are under way.
+        """
         members, began = self._members, time.monotonic()
         members.network.heal()
         members.go_on()
         members.revive()
-        wrong = members.settle()
+        wrong = []
+        if settles:
+            wrong = members.settle()
+            self._longest_settle_s = max(self._longest_settle_s, time.monotonic() - began)
+        else:
+            members.administer_cluster(1, "failover", "--reset")
         self._note_members()
-        self._longest_settle_s = max(self._longest_settle_s, time.monotonic() - began)
         counts = [writer.acknowledged for writer in self._writers]
         while not wrong and any(
             writer.acknowledged == count
