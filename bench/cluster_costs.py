@@ -38,6 +38,7 @@ import msgspec
 
 import millstream
 from clusters import PARTITIONS, Member
+from groups import until
 from millstream.cluster.aio.messages import OrdersReply, OrdersRequest
 from millstream.cluster.core.admission import Known, judge_order
 from millstream.cluster.core.deciding import decide
@@ -295,7 +296,7 @@ def _queries(nodes: Sequence[Member]) -> Figures:
     views = {"by_n": {"map": "function (d) { emit(d.n, d.of) }", "reduce": "_sum"}}
     _ask(connection, "PUT", "/default/_design/q", {"views": views})
     view = "/default/_design/q/_view/by_n"
-    rows = _ask(connection, "GET", f"{view}?reduce=true")["rows"]
+    rows = until(lambda: _ask(connection, "GET", f"{view}?reduce=true")["rows"], "no view answers")
     assert rows[0]["value"] == sum(n % 100 for n in range(DOCUMENTS)), rows
     return {
         "one row": _times(connection, lambda n: f"{view}?reduce=false&key={n % DOCUMENTS}"),
@@ -314,7 +315,7 @@ def _ask(
     answer = connection.getresponse()
     text = answer.read()
     if answer.status >= 300:
-        raise RuntimeError(f"{path}: {answer.status} {text.decode()}")
+        raise ValueError(f"{path}: {answer.status} {text.decode()}")
     return json.loads(text)
 
 
@@ -436,7 +437,7 @@ def manager_lines(found: Figures) -> Iterator[str]:
     yield "| | processor per second | bytes/s |"
     yield "| --- | --- | --- |"
     for text, one in rows.items():
-        yield f"| {text} | {one['cpu_ms_per_s']:.1f} ms | {one['bytes_per_s']:,.0f} |"
+        yield f"| {text} | {one['cpu_ms_per_s']:.2f} ms | {one['bytes_per_s']:,.0f} |"
 
 
 def gathering_lines(found: Figures) -> Iterator[str]:

@@ -22,6 +22,7 @@ import millstream
 from millstream.client.databases import Database
 from millstream.client.http import HttpClient
 from millstream.demo.pouchdb import PouchPeer, find_pouchdb
+from millstream.errors import MillstreamError
 from simulators.cluster_faults.askers import DESIGN, STILL, Asker, ChangesReader, number_of
 from simulators.cluster_faults.faults import CHANGES, FAULTS, LOSES_MEMORY, Change, Scene
 from simulators.cluster_faults.members import BUCKET, LISTENERS, SETTLE_S_MAX, Members
@@ -145,10 +146,13 @@ class _Run:
         path = "/default/_design/watched/_view/still?stale=ok"
 
         def are_indexed() -> bool:
-            return all(
-                len(http.request("GET", path, timeout_s=INDEXED_S_MAX)["rows"]) == STILL
-                for http in self._at_rest.values()
-            )
+            try:
+                return all(
+                    len(http.request("GET", path, timeout_s=INDEXED_S_MAX)["rows"]) == STILL
+                    for http in self._at_rest.values()
+                )
+            except MillstreamError:  # it is busy, or still begins
+                return False
 
         until(are_indexed, members.log_ends)
 
