@@ -22,8 +22,7 @@ from contextlib import ExitStack, suppress
 from pathlib import Path
 from typing import Any, Self
 
-from coordination import fail_over_s
-from groups import SIZE, Etcd, until
+from groups import SIZE, Etcd, fail_over_s, until
 from servers import Server, free_port, run_program
 
 Figures = dict[str, Any]
