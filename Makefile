@@ -35,7 +35,7 @@ unexport PYTHONDONTWRITEBYTECODE
 .DEFAULT_GOAL := help
 .NOTPARALLEL:
 .PHONY: help setup accelerator lock upgrade format lint types unit quick test ci test-tools java demo demo-cluster \
-	bench clusters faults conformance sdks pipelines e2e crash soak soak-views simulate manager whole-cluster sites fuzz sim sim-change sim-long sim-mutants kills nemesis coverage docs reference wheel clean distclean
+	bench clusters cluster-faults faults conformance sdks pipelines e2e crash soak soak-views simulate manager whole-cluster sites fuzz sim sim-change sim-long sim-mutants kills nemesis coverage docs reference wheel clean distclean
 
 help: ## list the targets
 	@echo 'Millstream. Targets (PYTHON=... chooses the interpreter, 3.11 or newer; ARGS=... goes to pytest):'
@@ -129,13 +129,14 @@ test: lint types accelerator java ## quick, and nodes, commands and Spark as use
 ci: export MILLSTREAM_FORBID_SKIPS = 1
 ci: export MILLSTREAM_THOROUGH = 1
 ci: export PYTEST_ADDOPTS = --randomly-seed=1
-ci: test ## the same with faults, simulators, outside clients and slow tests; a skipped test fails (about 40 min)
+ci: test ## the same with faults, simulators, outside clients and slow tests; a skipped test fails (about 45 min)
 	@$(PYTEST) $(PARALLEL) tests/crash tests/conformance
 	@MILLSTREAM_FORBID_SKIPS=0 MILLSTREAM_PURE=1 $(PYTEST) $(PARALLEL) tests/unit/kv tests/unit/storage tests/unit/vsr
 	@$(PYTEST) tests/clusters
 	@PYTHONPATH=tests $(PY) -m simulators.spark_faults --schedules 10
 	@PYTHONPATH=tests $(PY) -m simulators.coordination_faults --minutes 0.8 --seed 1
 	@PYTHONPATH=tests $(PY) -m simulators.coordination_faults --minutes 0.8 --seed 1 --proxies
+	@PYTHONPATH=tests $(PY) -m simulators.cluster_faults --minutes 3 --seed 1
 
 faults: $(TEST) accelerator java ## Spark pipelines: 100 schedules of faults, 100 of rollbacks; ARGS="--family F --seed N" repeats one
 	@PYTHONPATH=tests $(PY) -m simulators.spark_faults --schedules $(or $(SCHEDULES),100) $(ARGS)
@@ -201,6 +202,9 @@ kills: $(TEST) accelerator ## kill -9 of reader or node between changes, 100 rou
 nemesis: $(TEST) accelerator ## five nodes, killed, stopped, cut off, slow, full, with wrong clocks, for MINUTES=30; ARGS="--seed 7 --proxies"
 	@mkdir -p artifacts
 	@PYTHONPATH=tests $(PY) -m simulators.coordination_faults --minutes $(or $(MINUTES),30) --history artifacts/nemesis.jsonl $(ARGS)
+
+cluster-faults: $(TEST) accelerator java ## a cluster killed, stopped, cut, rebalanced beside outside clients, MINUTES=3; ARGS="--seed 7 --spark --proxies"
+	@PYTHONPATH=tests $(PY) -m simulators.cluster_faults --minutes $(or $(MINUTES),3) $(ARGS)
 
 coverage: $(TEST) ## line and branch coverage of the unit tests
 	@MILLSTREAM_PURE=1 $(PY) -m coverage run -m pytest tests/unit

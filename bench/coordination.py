@@ -22,7 +22,7 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
-from groups import Etcd, Group, Millstream
+from groups import Etcd, Group, Millstream, fail_over_s
 from report import Verdict
 from servers import build_programs, run_program
 
@@ -129,17 +129,6 @@ def _primary_of(group: Group) -> str:
     if number is None:
         raise RuntimeError(f"{group.name} has no primary while nothing fails")
     return group.address(number)
-
-
-def fail_over_s(group: Group, number: int) -> list[float]:
-    """Kill the primary so often; return how long each time nothing was acknowledged."""
-    found = []
-    for _ in range(number):
-        killed, killed_ns, left = group.kill_primary()
-        figures = run_program("coordgen", *group.options, "-o", "first", *left)
-        found.append((figures["acknowledged_ns"] - killed_ns) / 1e9)
-        group.bring_back(killed)
-    return sorted(found)
 
 
 def verdicts(found: Figures) -> list[Verdict]:

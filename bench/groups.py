@@ -23,7 +23,7 @@ from typing import Any, Self
 from millstream.cli.connect import Who
 from millstream.cli.coordination.coord import Coordination
 from millstream.errors import MillstreamError
-from servers import Node, Server, free_port
+from servers import Node, Server, free_port, run_program
 
 SIZE = 3
 FIRST_GROUP = "1"
@@ -312,3 +312,14 @@ class Millstream(Group):
         """Return what a member says of its first group; None while it has none."""
         found: dict[bytes, Any] = self.nodes[number].ask("ADMIN", "STATUS", FIRST_GROUP)
         return found.get(name.encode())
+
+
+def fail_over_s(group: Group, number: int) -> list[float]:
+    """Kill the primary so often; return how long each time nothing was acknowledged."""
+    found = []
+    for _ in range(number):
+        killed, killed_ns, left = group.kill_primary()
+        figures = run_program("coordgen", *group.options, "-o", "first", *left)
+        found.append((figures["acknowledged_ns"] - killed_ns) / 1e9)
+        group.bring_back(killed)
+    return sorted(found)

@@ -10,7 +10,9 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
+import cluster_costs
 import clusters
+import fail_overs
 import loading
 import report_coordination
 import report_documents
@@ -61,6 +63,10 @@ when one is not reached.
 | documents | writes, reads, changes and replication over HTTP | PouchDB Server |
 | loading | three times what the quota holds; quiet SETs; pages | a quota that holds all; SETs |
 | clusters | fail-over, moves, idle cost of three nodes | the same writer without moves |
+| fail_overs | fail-over of others, beside that of clusters | etcd, Redis Sentinel |
+| redundancy | a lost node's copies of 1 GB, made anew | a file through a socket |
+| gathering | view queries over 1, 3 and 6 nodes with parts of the index | one node |
+| manager | an idle cluster of three nodes, and computed of 100 | three single nodes |
 | yardstick | a fixed loop of pure Python, before and after | |
 
 How it is measured:
@@ -183,8 +189,22 @@ def _page(results: Figures, judged: Sequence[Verdict]) -> Iterator[str]:
         yield from report_documents.lines(results["documents"])
     if "loading" in results:
         yield from loading.lines(results["loading"])
+    yield from _clusters(results)
+
+
+def _clusters(results: Figures) -> Iterator[str]:
     if "clusters" in results:
         yield from clusters.lines(results["clusters"])
+    if "fail_overs" in results:
+        ours = results.get("clusters", {}).get("fail_over_s", [])
+        yield from fail_overs.lines(results["fail_overs"], sorted(ours))
+    for case, lines in (
+        ("redundancy", cluster_costs.redundancy_lines),
+        ("gathering", cluster_costs.gathering_lines),
+        ("manager", cluster_costs.manager_lines),
+    ):
+        if case in results:
+            yield from lines(results[case])
 
 
 def _floors(judged: Sequence[Verdict]) -> Iterator[str]:

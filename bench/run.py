@@ -11,8 +11,8 @@ How it measures:
 
 Elsewhere: the change stream (streams.py), the engine (engine.py), views (views.py), Spark
 (spark.py), coordination (coordination.py, primitives.py), documents over HTTP (documents.py),
-loading beyond memory (loading.py), clusters (clusters.py), what is printed (report.py), the
-servers (servers.py).
+loading beyond memory (loading.py), clusters (clusters.py), their costs (cluster_costs.py), how
+others fail over (fail_overs.py), what is printed (report.py), the servers (servers.py).
 """
 
 import argparse
@@ -27,10 +27,12 @@ from itertools import permutations
 from pathlib import Path
 from typing import Any
 
+import cluster_costs
 import clusters
 import coordination
 import documents
 import engine
+import fail_overs
 import loading
 import millstream
 import primitives
@@ -77,6 +79,10 @@ CASES = (
     "documents",
     "loading",
     "clusters",
+    "fail_overs",
+    "manager",
+    "gathering",
+    "redundancy",
 )
 
 
@@ -255,6 +261,10 @@ def main() -> int:
         "documents": documents.measure_documents,
         "loading": loading.measure_loading,
         "clusters": clusters.measure_clusters,
+        "fail_overs": fail_overs.measure_fail_overs,
+        "manager": cluster_costs.measure_manager,
+        "gathering": cluster_costs.measure_gathering,
+        "redundancy": cluster_costs.measure_redundancy,
     }
     found = Path(millstream.__file__)
     if SOURCES not in found.parents:

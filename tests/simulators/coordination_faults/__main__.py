@@ -9,14 +9,12 @@ clients meet it is not.
 from __future__ import annotations
 
 import argparse
-import os
 import random
-import subprocess
 import sys
 import tempfile
 from pathlib import Path
 
-from simulators.coordination_faults.network import has_namespaces
+from simulators.coordination_faults.network import has_namespaces, run_inside_hub
 from simulators.coordination_faults.run import as_text, run_once
 
 
@@ -30,7 +28,7 @@ def main() -> int:
     parser.add_argument("--hub", help=argparse.SUPPRESS)
     options = parser.parse_args()
     if options.hub is None and not options.proxies and has_namespaces():
-        return _inside_hub(options.seed)
+        return run_inside_hub("simulators.coordination_faults", options.seed)
     where = "namespaces" if options.hub else "proxies"
     print(f"seed {options.seed}, {options.minutes:g} min, {where}", flush=True)  # noqa: T201
     with tempfile.TemporaryDirectory(prefix="coordination-faults-") as name:
@@ -44,17 +42,6 @@ def main() -> int:
             print(f"the history is {kept}")  # noqa: T201
     print(as_text(outcome), flush=True)  # noqa: T201
     return 0 if outcome.holds else 1
-
-
-def _inside_hub(seed: int) -> int:
-    hub = f"faults{os.getpid()}"
-    subprocess.run(["ip", "netns", "add", hub], check=True)
-    try:
-        again = [sys.executable, "-m", "simulators.coordination_faults", *sys.argv[1:]]
-        again += ["--seed", str(seed), "--hub", hub]
-        return subprocess.run(["ip", "netns", "exec", hub, *again], check=False).returncode
-    finally:
-        subprocess.run(["ip", "netns", "del", hub], check=False)
 
 
 if __name__ == "__main__":

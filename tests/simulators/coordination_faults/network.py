@@ -17,16 +17,26 @@ import os
 import random
 import re
 import subprocess
+import sys
 import threading
-from collections.abc import Callable, Coroutine, Iterable
+from collections.abc import Callable, Coroutine, Iterable, Mapping
 from pathlib import Path
 from typing import Any, Protocol
 
 from simulators.coordination_faults.talk import Address
 
-__all__ = ["Links", "Network", "Proxies", "has_namespaces", "run"]
+__all__ = [
+    "COORDINATION",
+    "Links",
+    "Network",
+    "Proxies",
+    "has_namespaces",
+    "run",
+    "run_inside_hub",
+]
 
-_COORD_PORT, _PEER_PORT = 7379, 7380
+COORDINATION = {"coord": 7379, "peer": 7380}
+"""Listeners of nodes that only coordinate, and their ports behind real links."""
 _SLOW = ("rate", "512kbit", "burst", "8kb", "latency", "400ms")
 _SLOW_BYTES, _SLOW_S = 2048, 0.03
 _LOSSY = ("netem", "loss", "10%")
@@ -48,10 +58,10 @@ class Network(Protocol):
     def prefix(self, node: int) -> tuple[str, ...]:
         """Return the command that a node is started with."""
 
-    def clients_address(self, node: int) -> Address:
+    def clients_address(self, node: int, listener: str = "coord") -> Address:
         """Return where clients reach a node."""
 
-    def peers_address(self, node: int) -> Address:
+    def peers_address(self, node: int, listener: str = "peer") -> Address:
         """Return where other nodes reach it."""
 
     def cut(self, sender: int, receiver: int) -> None:
@@ -88,6 +98,17 @@ def has_namespaces() -> bool:
     return os.geteuid() == 0 and made.returncode == 0
 
 
+def run_inside_hub(module: str, seed: int) -> int:
+    """Run a module again, with the same arguments, in a new namespace for the clients."""
+    hub = f"faults{os.getpid()}"
+    run("ip", "netns", "add", hub)
+    try:
+        again = [sys.executable, "-m", module, *sys.argv[1:], "--seed", f"{seed}", "--hub", hub]
+        return subprocess.run(["ip", "netns", "exec", hub, *again], check=False).returncode
+    finally:
+        subprocess.run(["ip", "netns", "del", hub], check=False)
+
+
 class Links:
     """A namespace for each node, joined by a bridge in a namespace in which the clients are.
 
@@ -95,8 +116,8 @@ class Links:
     that is not there.
     """
 
-    def __init__(self, hub: str, count: int) -> None:
-        self.hub, self.count = hub, count
+    def __init__(self, hub: str, count: int, listeners: Mapping[str, int] = COORDINATION) -> None:
+        self.hub, self.count, self._ports = hub, count, listeners
         self._cut: set[tuple[int, int]] = set()
         self._slow: set[int] = set()
         self.losses = 0
@@ -124,20 +145,18 @@ class Links:
         return f"{self.hub}-{node}"
 
     def options(self, node: int) -> tuple[str, ...]:
-        coord, peer = self.clients_address(node), self.peers_address(node)
-        return (
-            "--coord", f"{coord[0]}:{coord[1]}", "--peer", f"{peer[0]}:{peer[1]}",
-            "--advertise", coord[0], "--insecure-plaintext",
-        )  # fmt: skip
+        host = f"{_SUBNET}.{node}"
+        words = [w for one, port in self._ports.items() for w in (f"--{one}", f"{host}:{port}")]
+        return (*words, "--advertise", host, "--insecure-plaintext")
 
     def prefix(self, node: int) -> tuple[str, ...]:
         return ("ip", "netns", "exec", self._space(node))
 
-    def clients_address(self, node: int) -> Address:
-        return f"{_SUBNET}.{node}", _COORD_PORT
+    def clients_address(self, node: int, listener: str = "coord") -> Address:
+        return f"{_SUBNET}.{node}", self._ports[listener]
 
-    def peers_address(self, node: int) -> Address:
-        return f"{_SUBNET}.{node}", _PEER_PORT
+    def peers_address(self, node: int, listener: str = "peer") -> Address:
+        return f"{_SUBNET}.{node}", self._ports[listener]
 
     def cut(self, sender: int, receiver: int) -> None:
         self._cut.add((sender, receiver))
@@ -180,11 +199,18 @@ class Proxies:
     """What nodes say to each other goes through this process, on loopback.
 
     Node n listens at 127.0.1.n and says that it is at 127.0.2.n, where the proxy is. Which node
-    has dialled is seen from whose socket it is.
+    has dialled is seen from whose socket it is. The listeners have ports from `port` on.
     """
 
-    def __init__(self, count: int, port: int, pids: Callable[[int], Iterable[int]]) -> None:
+    def __init__(
+        self,
+        count: int,
+        port: int,
+        pids: Callable[[int], Iterable[int]],
+        listeners: Iterable[str] = COORDINATION,
+    ) -> None:
         self.count, self.port, self._pids = count, port, pids
+        self._ports = {one: port + number for number, one in enumerate(listeners)}
         self._cut: set[tuple[int, int]] = set()
         self._slow: set[int] = set()
         self._lossy: set[int] = set()
@@ -197,25 +223,27 @@ class Proxies:
         self._servers: list[asyncio.Server] = []
         self._healed = asyncio.Event()
         for node in range(1, count + 1):
-            self._do(self._listen(node))
+            for there in self._ports.values():
+                self._do(self._listen(node, there))
 
     def _do(self, what: Coroutine[Any, Any, Any]) -> Any:
         return asyncio.run_coroutine_threadsafe(what, self._loop).result(10)
 
-    async def _listen(self, node: int) -> None:
+    async def _listen(self, node: int, port: int) -> None:
         def dialled(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-            task = self._loop.create_task(self._carry(node, reader, writer))
+            task = self._loop.create_task(self._carry((node, port), reader, writer))
             self._tasks.add(task)
             task.add_done_callback(self._tasks.discard)
 
-        self._servers.append(await asyncio.start_server(dialled, f"127.0.2.{node}", self.port + 1))
+        self._servers.append(await asyncio.start_server(dialled, f"127.0.2.{node}", port))
 
     async def _carry(
-        self, node: int, reader: asyncio.StreamReader, writer: asyncio.StreamWriter
+        self, to: tuple[int, int], reader: asyncio.StreamReader, writer: asyncio.StreamWriter
     ) -> None:
-        sender = self._who_dialled(writer.get_extra_info("peername"))
+        node, port = to
+        sender = self._who_dialled(writer.get_extra_info("peername"), port)
         with contextlib.suppress(OSError):
-            there_reader, there = await asyncio.open_connection(f"127.0.1.{node}", self.port + 1)
+            there_reader, there = await asyncio.open_connection(f"127.0.1.{node}", port)
             forth = self._loop.create_task(self._pump(sender, node, reader, there))
             back = self._loop.create_task(self._pump(node, sender, there_reader, writer))
             try:
@@ -228,11 +256,11 @@ class Proxies:
                 writer.close()
         writer.close()
 
-    def _who_dialled(self, address: Address) -> int:
+    def _who_dialled(self, address: Address, to_port: int) -> int:
         port = f":{address[1]:04X}"
         for line in Path("/proc/net/tcp").read_text().splitlines()[1:]:
             fields = line.split()
-            if fields[1].endswith(port) and fields[2].endswith(f":{self.port + 1:04X}"):
+            if fields[1].endswith(port) and fields[2].endswith(f":{to_port:04X}"):
                 socket = f"socket:[{fields[9]}]"
                 for node in range(1, self.count + 1):
                     if any(_has_open(pid, socket) for pid in self._pids(node)):
@@ -267,19 +295,17 @@ class Proxies:
 
     def options(self, node: int) -> tuple[str, ...]:
         host = f"127.0.1.{node}"
-        return (
-            "--coord", f"{host}:{self.port}", "--peer", f"{host}:{self.port + 1}",
-            "--advertise", f"127.0.2.{node}",
-        )  # fmt: skip
+        words = [w for one, port in self._ports.items() for w in (f"--{one}", f"{host}:{port}")]
+        return (*words, "--advertise", f"127.0.2.{node}")
 
     def prefix(self, node: int) -> tuple[str, ...]:
         return ()
 
-    def clients_address(self, node: int) -> Address:
-        return f"127.0.1.{node}", self.port
+    def clients_address(self, node: int, listener: str = "coord") -> Address:
+        return f"127.0.1.{node}", self._ports[listener]
 
-    def peers_address(self, node: int) -> Address:
-        return f"127.0.2.{node}", self.port + 1
+    def peers_address(self, node: int, listener: str = "peer") -> Address:
+        return f"127.0.2.{node}", self._ports[listener]
 
     def cut(self, sender: int, receiver: int) -> None:
         self._loop.call_soon_threadsafe(self._cut.add, (sender, receiver))

@@ -69,12 +69,14 @@ class Nodes:
             ),
         }
         options = ["--no-memcached", "--user", ":".join(LOGIN), *self.network.options(node)]
-        if node > 1:
-            host, port = self.network.peers_address(1)
-            options += ["--join", f"{host}:{port}"]
+        options += self._options(node)
         process = NodeProcess(folder, *options, env=env, prefix=self.network.prefix(node))
         process.ready_s = _FORM_S
         return process
+
+    def _options(self, node: int) -> list[str]:
+        """Return more options of a node."""
+        return ["--join", "{}:{}".format(*self.network.peers_address(1))] if node > 1 else []
 
     def _clock(self, node: int) -> Path:
         return self.folder / f"clock{node}"

@@ -10,6 +10,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import json
+import os
 import sqlite3
 import subprocess
 import sys
@@ -30,9 +31,14 @@ class History:
     def __init__(self) -> None:
         self._told: dict[int, list[tuple[int, str, Any]]] = {}
         self.rollbacks = 0
+        self.repeated: list[str] = []
+        """Changes that came again, or late, with no rollback between."""
 
     def take(self, partition_id: int, seqno: int, key: str, value: Any) -> None:
         """Take a change; None deletes."""
+        told = self._told.get(partition_id)
+        if told and seqno <= told[-1][0]:
+            self.repeated.append(f"partition {partition_id}: {seqno} after {told[-1][0]}")
         self._told.setdefault(partition_id, []).append((seqno, key, value))
 
     def undo(self, partition_id: int, seqno: int) -> None:
@@ -122,15 +128,18 @@ class Reading(_Follower):
 class Consuming(_Follower):
     """`Consumer`, whose caller keeps all that it was told."""
 
-    def __init__(self, address: str) -> None:
+    def __init__(self, address: str, login: tuple[str, str] | None = None) -> None:
         super().__init__()
         self._address = address
+        self._user, self._password = login or (None, None)
         self._history = History()
         self._lock = threading.Lock()
         self.losses = 0
 
     async def follow(self) -> None:
-        async with Consumer(self._address, bucket=BUCKET) as consumer:
+        async with Consumer(
+            self._address, bucket=BUCKET, user=self._user, password=self._password
+        ) as consumer:
             async for event in consumer:
                 with self._lock:
                     self._take(event)
@@ -147,6 +156,16 @@ class Consuming(_Follower):
             case ConnectionLost():
                 self.losses += 1
 
+    @property
+    def rollbacks(self) -> int:
+        """How often it had to forget something."""
+        return self._history.rollbacks
+
+    def check(self) -> None:
+        """Fail if it ended by itself, or was told something again."""
+        super().check()
+        assert not self._history.repeated, self._history.repeated[:5]
+
     def state(self) -> dict[str, Any]:
         """Return key -> value."""
         with self._lock:
@@ -156,8 +175,11 @@ class Consuming(_Follower):
 class Tailing:
     """`millstream tail`, whose lines are folded."""
 
-    def __init__(self, address: str, path: Path) -> None:
+    def __init__(self, address: str, path: Path, login: tuple[str, str] | None = None) -> None:
         self._address, self._path = address, path
+        self._login = (
+            {"MILLSTREAM_USER": login[0], "MILLSTREAM_PASSWORD": login[1]} if login else {}
+        )
         self._log = path.with_suffix(".log")
         self._process: subprocess.Popen[bytes] | None = None
 
@@ -165,8 +187,9 @@ class Tailing:
         words = ["tail", BUCKET, "--from-start", "--connect", self._address]
         with self._path.open("wb") as out, self._log.open("wb") as log:
             self._process = subprocess.Popen(
-                [sys.executable, "-m", "millstream", *words], stdout=out, stderr=log
-            )
+                [sys.executable, "-m", "millstream", *words],
+                stdout=out, stderr=log, env={**os.environ, **self._login},
+            )  # fmt: skip
         return self
 
     def __exit__(self, *_: object) -> None:
@@ -188,4 +211,5 @@ class Tailing:
                 history.undo(line["partition"], line["seqno"])
             elif "event" not in line:
                 history.take(line["partition"], line["seqno"], line["key"], line["value"])
+        assert not history.repeated, history.repeated[:5]
         return history.state()

@@ -192,6 +192,8 @@ class Link:
         if not data:
             return
         try:
+            if self._writer.is_closing():  # uvloop raises no OSError for a write after that
+                raise ConnectionResetError("it was closed")
             self._writer.write(data)
             async with asyncio.timeout(SILENCE_S):
                 await self._writer.drain()

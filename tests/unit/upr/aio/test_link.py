@@ -5,6 +5,7 @@ from collections.abc import AsyncIterator
 from pathlib import Path
 
 import pytest
+import uvloop
 
 from millstream.access.kv_login import Login
 from millstream.errors import AccessError, RemoteProtocolError, UnavailableError
@@ -77,6 +78,27 @@ async def test_silence_a_cut_and_a_closed_link_are_told_apart(peer: tuple[Peer, 
     for work in (link.read(), link.write(b"x")):
         with pytest.raises(UnavailableError, match="was closed"):
             await work
+
+
+def test_a_write_after_the_end_is_a_lost_connection() -> None:
+    async def write() -> None:
+        async def end(_: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+            writer.transport.abort()
+
+        server = await asyncio.start_server(end, "127.0.0.1", 0)
+        port = server.sockets[0].getsockname()[1]
+        link = Link(Login("peer", bucket="b"), "127.0.0.1", port, tls=None, timeout_s=60)
+        link._reader, link._writer = await asyncio.open_connection("127.0.0.1", port)
+        server.close()
+        await link._reader.read()
+        link._writer.transport.abort()
+        await asyncio.sleep(0)  # the transport closes its handle
+        with pytest.raises(UnavailableError) as lost:
+            await link.write(b"x")
+        assert lost.value.code == "connection_closed"
+
+    with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
+        runner.run(write())
 
 
 async def test_a_socket_of_this_machine_is_reached_by_its_path(tmp_path: Path) -> None:

@@ -1,0 +1,39 @@
+"""A Spark query that keeps a table of the bucket all through a run.
+
+Elsewhere: the query (`millstream.demo.followers`).
+"""
+
+from __future__ import annotations
+
+import os
+from contextlib import ExitStack
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from millstream.demo.followers import TableFollower
+from millstream.pipelines import local_session
+from simulators.coordination_faults.nodes import LOGIN
+from support.cluster.managed_nodes import BUCKET
+
+__all__ = ["SparkFollower"]
+
+
+class SparkFollower:
+    """Started once; it must not end."""
+
+    def __init__(self, stack: ExitStack, kvs: list[str], folder: Path) -> None:
+        os.environ["MILLSTREAM_USER"], os.environ["MILLSTREAM_PASSWORD"] = LOGIN
+        session = local_session("cluster-faults", work_dir=folder / "spark")
+        stack.callback(session.stop)
+        self._table = TableFollower(session, ",".join(kvs), BUCKET, folder / "spark")
+        stack.callback(self._table.query.stop)
+
+    def check(self) -> None:
+        """Fail if it ended."""
+        assert self._table.query.isActive, f"the query ended: {self._table.query.exception()}"
+
+    def state(self) -> dict[str, Any]:
+        """Return key -> document."""
+        return {key: msgspec.json.decode(value) for key, value in self._table.rows().items()}
