@@ -258,15 +258,6 @@ class Buckets:
         """Return a bucket's design documents; raises as `compact`."""
         return self.engine(name).designs
 
-    def compact(self, name: str) -> None:
-        """Schedule compaction of a bucket's log, as far as its history allows.
-
-        Raises:
-            ConditionError: `bucket_not_found`.
-            UnavailableError: `bucket_failed`, it is not served.
-        """
-        self.engine(name).compactor.ask()
-
     def records(self) -> list[BucketRecord]:
         """Return the stored records of all buckets, sorted by name; faster than `statuses`."""
         return [self._table.records[name] for name in sorted(self._table.records)]

@@ -5,6 +5,7 @@
         foreign       {16 bytes: text} of signatures that are not 32 hex digits
         contents      one a branch, of its leaf: nil, not known; or [body, attachments, inline]
         purged        whether this change is a purge
+        replaced      {revision: content} of others, may be absent: see `StoredDocument.replaced`
 
 A change without a sidecar is of a *linear* document: its revisions are computed from its lineage.
 
@@ -26,7 +27,7 @@ what is stored (`documents.updating`).
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from functools import lru_cache
 from hashlib import blake2b, md5
 from struct import Struct
@@ -128,6 +129,7 @@ class _Sidecar(msgspec.Struct, frozen=True, array_like=True, gc=False):
     foreign: dict[bytes, str]
     contents: list[Content | None]
     is_purged: bool = False
+    replaced: dict[str, Content] = {}
 
 
 _decode: Final = msgspec.msgpack.Decoder(_Sidecar).decode
@@ -136,6 +138,7 @@ _shape: Final = msgspec.msgpack.Decoder(
 ).decode
 _encode: Final = msgspec.msgpack.Encoder().encode
 _NOTHING: Final[Mapping[str, Attachment]] = {}
+_NONE: Final[Mapping[str, Content]] = {}
 _IN_FRAME: Final = Content(b"", _NOTHING)
 _EMPTY: Final = Content(EMPTY_BODY, _NOTHING)
 
@@ -148,7 +151,7 @@ class StoredDocument:
         is_purged: whether the change that made it is a purge.
     """
 
-    __slots__ = ("_contents", "_tree", "is_purged", "seqno")
+    __slots__ = ("_contents", "_tree", "is_purged", "replaced", "seqno")
 
     def __init__(
         self, tree: RevisionTree, contents: Mapping[str, Content], *, is_purged: bool = False
@@ -158,6 +161,8 @@ class StoredDocument:
         self.is_purged = is_purged
         self.seqno = 0
         """The seqno of the newest change in its partition; 0: not stored yet."""
+        self.replaced: Mapping[str, Content] = {}
+        """Contents that are of no leaf, and that no earlier change in the log has."""
 
     @property
     def tree(self) -> RevisionTree:
@@ -168,6 +173,11 @@ class StoredDocument:
     def contents(self) -> Mapping[str, Content]:
         """The contents of all leaves whose content is known, by revision."""
         return self._contents
+
+    @property
+    def known_revs(self) -> Collection[str]:
+        """The revisions in `contents`, without working out what they hold."""
+        return self.contents.keys()
 
     @property
     def frame_bytes(self) -> int:
@@ -235,6 +245,10 @@ class _Linear(StoredDocument):
         return self._contents
 
     @property
+    def known_revs(self) -> Collection[str]:
+        return (self.winner.rev,)
+
+    @property
     def frame_bytes(self) -> int:
         return len(self._frame)
 
@@ -266,6 +280,7 @@ class _Revised(StoredDocument):
         self._key = key
         self._frame = frame
         self._parts: _Sidecar | None = parts
+        self.replaced = parts.replaced
 
     @property
     def contents(self) -> Mapping[str, Content]:
@@ -273,6 +288,14 @@ class _Revised(StoredDocument):
             self._contents = self._contents_of(self._parts)
             self._parts = None
         return self._contents
+
+    @property
+    def known_revs(self) -> Collection[str]:
+        if self._parts is None:
+            return self._contents.keys()
+        winner = self._tree.winner_branch if is_put(self._frame) and self.exists else None
+        revs = zip(self._tree.leaf_revs(), self._parts.contents, strict=True)
+        return [rev for n, (rev, one) in enumerate(revs) if one is not None or n == winner]
 
     @property
     def frame_bytes(self) -> int:
@@ -414,7 +437,7 @@ def checked_sidecar(data: bytes, *, is_deletion: bool) -> bytes | None:
     """Return a sidecar that a client gives with a value; None: it does not belong to one.
 
     What it says of the value is left out, so that the value is judged like any other one that kv
-    wrote. Bodies of conflicts are judged here.
+    wrote; so is what it replaced. Bodies of conflicts are judged here.
     """
     try:
         parts = _unpacked(data)
@@ -431,8 +454,9 @@ def checked_sidecar(data: bytes, *, is_deletion: bool) -> bytes | None:
             return None
     if is_live and winner is not None and (kept := contents[winner]) and kept.body:
         contents[winner] = kept._replace(body=b"")
-        return _sidecar(tree, contents, is_purged=parts.is_purged)
-    return data
+    elif not parts.replaced:
+        return data
+    return _sidecar(tree, contents, is_purged=parts.is_purged)
 
 
 def _is_content(content: Content, *, is_in_frame: bool) -> bool:
@@ -453,16 +477,17 @@ def _is_content(content: Content, *, is_in_frame: bool) -> bool:
 
 
 def blobs_of(sidecar: bytes) -> frozenset[bytes]:
-    """Return the names of the blobs that a sidecar names: SHA-256 of attachments of its leaves.
+    """Return the names of the blobs that a sidecar names: SHA-256 of its attachments.
 
     Raises:
         CorruptionError: it is none.
     """
     try:
-        contents = _unpacked(sidecar).contents
+        parts = _unpacked(sidecar)
     except (IndexError, ValueError, msgspec.MsgspecError) as error:
         raise CorruptionError(f"a sidecar cannot be read ({error})", code="bad_sidecar") from error
-    attachments = [one for entry in contents if entry for one in entry.attachments.values()]
+    contents = [*filter(None, parts.contents), *parts.replaced.values()]
+    attachments = [one for entry in contents for one in entry.attachments.values()]
     return frozenset(one.sha256 for one in attachments if one.sha256)
 
 
@@ -486,7 +511,7 @@ def pack(document: StoredDocument) -> Packed:
             value, kept = content.body, content.value
             mark = _IS_OBJECT if len(value) > LARGE_BYTES else b""
         contents[number] = Content(mark, content.attachments, kept)
-    sidecar = _sidecar(tree, contents, is_purged=document.is_purged)
+    sidecar = _sidecar(tree, contents, document.replaced, is_purged=document.is_purged)
     if len(sidecar) > SIDECAR_BYTES_MAX:
         raise UsageError(
             f"the revisions and conflicts of this document take {len(sidecar)} bytes, at most "
@@ -502,9 +527,16 @@ def _is_kv_value(content: Content) -> bool:
     return content.body == EMPTY_BODY and shown is not None and not shown.sha256
 
 
-def _sidecar(tree: RevisionTree, contents: Sequence[Content | None], *, is_purged: bool) -> bytes:
+def _sidecar(
+    tree: RevisionTree,
+    contents: Sequence[Content | None],
+    replaced: Mapping[str, Content] = _NONE,
+    *,
+    is_purged: bool,
+) -> bytes:
     # As `_Sidecar` has them.
-    return _VERSION_BYTE + _encode((tree.branches, tree.foreign, contents, is_purged))
+    members = (tree.branches, tree.foreign, contents, is_purged)
+    return _VERSION_BYTE + _encode((*members, replaced) if replaced else members)
 
 
 def by_kv(

@@ -38,10 +38,14 @@ from millstream.documents.tree import EMPTY, GrowingTree, RevisionTree
 from millstream.errors import ConditionError, MillstreamError, UsageError
 
 __all__ = [
-    "Change", "LongDecision", "Purge", "Replicated", "conflict", "interactive", "purge",
-    "replicated", "replicated_all", "sent_path",
+    "REPLACED_BYTES_MAX", "Change", "LongDecision", "Purge", "Replicated", "carry", "conflict",
+    "interactive", "purge", "replicated", "replicated_all", "sent_path",
 ]  # fmt: skip
 
+REPLACED_BYTES_MAX: Final = 256 * 1024
+"""Contents that a change carries of others that it replaced before they were stored."""
+_CONTENT_BYTES: Final = 200
+"""What a content takes besides its bytes, and each of its attachments."""
 _NOTHING: Final[Mapping[str, Attachment]] = {}
 
 
@@ -72,8 +76,6 @@ class Replicated(NamedTuple):
     """The new document. None: it stays as it is."""
     told: list[tuple[str, bool] | MillstreamError]
     """The result of each change: the revision and whether it was new, or why it is refused."""
-    replaced: Mapping[str, Content]
-    """What revisions held that are no leaves any more."""
 
 
 class Purge(NamedTuple):
@@ -230,12 +232,14 @@ def replicated_all(
         except MillstreamError as error:
             told.append(error)
     if not any(isinstance(one, tuple) and one[1] for one in told):
-        return Replicated(None, told, {})
+        return Replicated(None, told)
     tree = stemmed(growing.tree(), revs_limit)
     leaves = tree.leaf_revs()
-    replaced = {rev: contents[rev] for rev in contents.keys() - set(leaves)}
-    left = {rev: contents[rev] for rev in leaves if rev in contents}
-    return Replicated(StoredDocument(tree, left), told, replaced)
+    after = StoredDocument(tree, {rev: contents[rev] for rev in leaves if rev in contents})
+    if present is not None:
+        contents = {rev: contents[rev] for rev in contents.keys() - present.contents.keys()}
+    carry(after, StoredDocument(tree, contents))
+    return Replicated(after, told)
 
 
 def _content_from(
@@ -365,3 +369,23 @@ def purge(document: StoredDocument | None, revs: Sequence[str]) -> Purge:
     left = set(tree.leaf_revs())
     contents = {rev: one for rev, one in document.contents.items() if rev in left}
     return Purge(StoredDocument(tree, contents, is_purged=True), gone)
+
+
+def carry(after: StoredDocument, before: StoredDocument) -> None:
+    """Let a change have the contents that it replaces of one that does not reach the log.
+
+    Where two changes of a document come so soon that only the later one is stored. What was
+    replaced longest ago goes first. After a purge nothing is carried.
+    """
+    if after.is_purged:
+        return
+    known = {**before.replaced, **before.contents, **after.replaced}
+    gone = [rev for rev in known if rev not in after.contents and after.tree.contains(rev)]
+    after.replaced, size = {}, 0
+    for rev in sorted(gone, key=lambda rev: parse_rev(rev)[0], reverse=True):
+        content = known[rev]
+        size += _CONTENT_BYTES * (1 + len(content.attachments))
+        size += len(content.body) + len(content.value or b"")
+        if size > REPLACED_BYTES_MAX:
+            break
+        after.replaced[rev] = content

@@ -316,10 +316,6 @@ class Engine:
         """Set replica indexing; raises as `databases.buckets.Buckets.set_index_replicas`."""
         await self._buckets.set_index_replicas(name, wanted)
 
-    def compact_bucket(self, name: str) -> None:
-        """Schedule compaction of a bucket's log; raises as `databases.buckets.Buckets.compact`."""
-        self._buckets.compact(name)
-
     async def until_persisted(self, bucket: str, partition_id: int, seqno: int) -> None:
         """Return once all changes of a partition up to `seqno` are durable."""
         await self._buckets.running[bucket].until_persisted(partition_id, seqno)

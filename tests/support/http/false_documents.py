@@ -13,6 +13,7 @@ from millstream.gateway.core.api.documents import (
     DatabaseInfo,
     Decide,
     LocalDocument,
+    OldDocuments,
     Settings,
     Written,
 )
@@ -21,6 +22,8 @@ from millstream.gateway.core.api.documents import (
 class FalseDatabase:
     def __init__(self) -> None:
         self.documents: dict[str, Any] = {}
+        self.old: dict[str, list[Any]] = {}
+        """What was replaced, newest first."""
         self.local: dict[str, LocalDocument] = {}
         self.settings = Settings(1000, b"{}", "f" * 32)
         self.seqno = 0
@@ -36,6 +39,7 @@ class FalseDocuments:
         self.blobs: dict[bytes, bytes] = {}
         self.failure: MillstreamError | None = None
         self.durable_waits = 0
+        self.compacted: list[str] = []
 
     def database(self, bucket: str) -> FalseDatabase:
         if self.failure is not None:
@@ -78,11 +82,27 @@ class FalseDocuments:
                 done.append(error)
                 continue
             if following is not None:
+                if present is not None:
+                    database.old.setdefault(doc_id, []).insert(0, present)
+                if following.is_purged:
+                    database.old.pop(doc_id)
                 database.seqno += 1
                 following.seqno = database.seqno
                 database.documents[doc_id] = present = following
             done.append(Written(0, database.seqno if following else 0, present))
         return done
+
+    async def old(
+        self, bucket: str, doc_id: str, revs: Sequence[str], *, lists_all: bool
+    ) -> OldDocuments:
+        documents = self.database(bucket).old.get(doc_id, [])
+        known = [rev for one in documents for rev in one.contents]
+        found = [(one, [rev for rev in revs if rev in one.contents]) for one in documents]
+        return OldDocuments([one for one in found if one[1]], known if lists_all else [])
+
+    async def compact(self, bucket: str) -> None:
+        self.database(bucket).old.clear()
+        self.compacted.append(bucket)
 
     async def commit(self, bucket: str) -> None:
         self.database(bucket)

@@ -31,19 +31,6 @@ async def test_buckets_outlive_a_restart(make, tmp_path):
     assert (tmp_path / "buckets" / status.uuid / "bucket.toml").exists()
 
 
-async def test_a_served_bucket_is_compacted_when_asked(make):
-    buckets = await opened(make)
-    await buckets.create("a", 4)
-    buckets.compact("a")
-    engine = buckets.running["a"]
-    assert engine.asked == ["a"]
-    with pytest.raises(ConditionError, match="no bucket"):
-        buckets.compact("b")
-    engine.fail(OSError("broken"))
-    with pytest.raises(UnavailableError, match="broken"):
-        buckets.compact("a")
-
-
 async def test_a_bucket_has_the_memory_quota_it_was_made_with_or_that_of_the_node(make, tmp_path):
     buckets = await opened(make)
     own = await buckets.create("own", 4, 3 * MEMORY_QUOTA_BYTES_MIN)

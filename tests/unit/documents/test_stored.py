@@ -14,6 +14,7 @@ from millstream.documents.stored import (
     Content,
     Packed,
     StoredDocument,
+    blobs_of,
     by_kv,
     checked_sidecar,
     is_sidecar,
@@ -332,3 +333,20 @@ def test_nothing_is_worked_out_of_a_document_before_it_is_asked_for(monkeypatch)
     assert document.winner.rev == f"1-{'a' * 32}"
     with pytest.raises(TypeError):
         _ = document.contents
+
+
+def test_what_a_change_carries_comes_back_names_blobs_and_is_not_taken_from_clients():
+    tree = EMPTY.merged(Path(2, [f"{2:032x}", f"{1:032x}"]))
+    held = Attachment("a/b", 1, 1, b"m" * 16, b"s" * 32, "", 1)
+    document = StoredDocument(tree, {f"2-{2:032x}": Content(b"{}", {})})
+    plain = pack(document)
+    document.replaced = {f"1-{1:032x}": Content(b'{"n":1}', {"a": held})}
+    packed = pack(document)
+    found = loaded(packed)
+    assert found.replaced == document.replaced
+    assert list(found.known_revs) == list(found.contents) == [f"2-{2:032x}"]
+    assert blobs_of(packed.sidecar) == {b"s" * 32}
+    assert blobs_of(plain.sidecar) == frozenset()
+    assert checked_sidecar(packed.sidecar, is_deletion=False) == plain.sidecar
+    assert only_leaf(plain.sidecar) is not None
+    assert only_leaf(packed.sidecar) is None, "slower readers know more"

@@ -13,6 +13,8 @@ from millstream.documents.sent import parse_sent
 from millstream.documents.stored import Attachment, Content, StoredDocument, load, pack
 from millstream.documents.tree import Branch, RevisionTree
 from millstream.documents.updating import (
+    REPLACED_BYTES_MAX,
+    carry,
     interactive,
     purge,
     replicated,
@@ -424,7 +426,10 @@ def test_revisions_that_come_together_make_what_they_make_one_by_one(world, begu
         return
     assert together.tree.leaves() == one_by_one.tree.leaves()
     assert together.contents == one_by_one.contents
-    assert not made.replaced.keys() & together.contents.keys()
+    assert not together.replaced.keys() & together.contents.keys()
+    assert all(map(together.tree.contains, together.replaced))
+    known = {} if document is None else document.contents
+    assert not together.replaced.keys() & known.keys(), "the log has it"
 
 
 def test_a_revision_that_is_refused_is_refused_alone():
@@ -434,3 +439,40 @@ def test_a_revision_that_is_refused_is_refused_alone():
     assert made.told[0] == ("1-a", True)
     assert made.told[1].code == "missing_stub"
     assert made.document.tree.leaf_revs() == ["1-a"]
+
+
+def test_revisions_that_come_together_are_carried_by_the_change_that_stores_them():
+    def sent(*ids):
+        body = ",".join(f'"{one}"' for one in ids)
+        text = f'{{"_revisions":{{"start":{len(ids)},"ids":[{body}]}},"n":{len(ids)}}}'
+        return parse_sent(text.encode()), {}
+
+    made = replicated_all(None, [sent("a"), sent("b", "a"), sent("c", "b", "a")], revs_limit=LIMIT)
+    assert {rev: one.body for rev, one in made.document.replaced.items()} == {
+        "2-b": b'{"n":2}', "1-a": b'{"n":1}'
+    }  # fmt: skip
+    assert again(made.document).replaced == made.document.replaced
+    later = replicated_all(made.document, [sent("d", "c", "b", "a")], revs_limit=LIMIT)
+    assert later.document.replaced == {}, "the log has the change that carries them"
+
+
+def line_of(n, size=8, *, is_purged=False):
+    tree = RevisionTree([]).merged(Path(n, [f"{k:032x}" for k in range(n, 0, -1)]))
+    leaf = f"{n}-{n:032x}"
+    return StoredDocument(tree, {leaf: Content(b"{%s}" % bytes(size), {})}, is_purged=is_purged)
+
+
+def test_a_change_carries_what_it_replaces_newest_first_up_to_a_bound_and_nothing_after_a_purge():
+    before = None
+    for n in range(1, 9):
+        after = line_of(n, REPLACED_BYTES_MAX // 3)
+        if before is not None:
+            carry(after, before)
+        before = after
+    assert [int(rev.partition("-")[0]) for rev in before.replaced] == [7, 6]
+    gone = line_of(8, is_purged=True)
+    carry(gone, before)
+    assert gone.replaced == {}
+    other = StoredDocument(RevisionTree([]).merged(Path(1, ["f" * 32])), {})
+    carry(other, before)
+    assert other.replaced == {}, "its tree has none of these revisions"

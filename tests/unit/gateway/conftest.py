@@ -297,7 +297,6 @@ class FakeHost:
         self.states = ["active", "dead"]
         self.branches = [9, 9]
         self.rolled_back = []
-        self.compacted = []
         self.silent = set()
         self.map_revision = 1
         self.unknown = None
@@ -362,11 +361,6 @@ class FakeHost:
         if name not in self.buckets:
             raise ConditionError("none", code="bucket_not_found")
         self.indexes.replicas = wanted
-
-    def compact_bucket(self, name):
-        if name not in self.buckets:
-            raise ConditionError("none", code="bucket_not_found")
-        self.compacted.append(name)
 
     def partition_statuses(self, name):
         if name not in self.buckets:

@@ -17,6 +17,8 @@ how a node keeps local documents (`databases.documents.local_node`).
 
 from __future__ import annotations
 
+import asyncio
+import logging
 import time
 from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Sequence
 from contextlib import aclosing
@@ -28,7 +30,7 @@ from millstream.databases.documents.distributed_reads import DistributedReads, l
 from millstream.databases.documents.distributed_settings import DistributedSettings
 from millstream.databases.documents.distributed_updates import DistributedUpdate
 from millstream.databases.documents.local_documents import Documents
-from millstream.databases.remote_node import NotServedError
+from millstream.databases.remote_node import NotServedError, RemoteNode
 from millstream.databases.routing import (
     LOCAL_PREFIX,
     KnownPlace,
@@ -54,6 +56,7 @@ from millstream.gateway.core.api.documents import (
     DatabaseInfo,
     Decide,
     LocalDocument,
+    OldDocuments,
     Settings,
     Written,
 )
@@ -61,12 +64,15 @@ from millstream.gateway.core.api.stored import (
     Asked,
     AskPurges,
     Commit,
+    Compact,
     Done,
     LimitPurges,
     ListLocals,
     LocalList,
+    OldList,
     Purges,
     ReadLocal,
+    ReadOld,
     Stored,
     WriteLocal,
 )
@@ -74,6 +80,7 @@ from millstream.kv.core.bucket import Bucket
 
 __all__ = ["DistributedDocuments"]
 
+_LOG = logging.getLogger(__name__)
 _A = TypeVar("_A")
 _EPOCH_US: Final = 1_000_000_000_000_000
 _SPAN_US: Final = 1_000_000_000_000_000
@@ -159,6 +166,19 @@ class DistributedDocuments:
             return found
         raise AssertionError("one is asked for, one is answered")
 
+    async def old(
+        self, bucket: str, doc_id: str, revs: Sequence[str], *, lists_all: bool
+    ) -> OldDocuments:
+        """Return the contents of replaced revisions, from the log of the owner of a document."""
+        router, key = self._changes.router(bucket), doc_id.encode()
+        asked = ReadOld(router.uuid, doc_id, [*revs], lists_all)
+        found = (await at_owner(router, key, asked, OldList, is_harmless=True)).found
+        documents = [
+            (load(router.uuid, key, one.frame, one.side, revs_limit=1), one.revs)
+            for one in found.changes
+        ]
+        return OldDocuments(documents, found.revs)
+
     async def read_all(
         self, bucket: str, doc_ids: Sequence[str], *, is_durable: bool = False
     ) -> AsyncGenerator[StoredDocument | MillstreamError | None, None]:
@@ -193,6 +213,14 @@ class DistributedDocuments:
         """Return once everything accepted before is durable on all nodes."""
         router = self._changes.router(bucket)
         await _ask_all(router, Commit(router.uuid), Done)
+
+    async def compact(self, bucket: str) -> None:
+        """Compact on this node, and on the others as far as they answer."""
+        router = self._changes.router(bucket)
+        await self._own.compact(bucket)
+        nodes = [router.link_to(other) for other in router.others()]
+        asked = (_try_to_compact(bucket, node, router.uuid) for node in nodes)
+        await asyncio.gather(*asked)
 
     # -- attachments
 
@@ -276,6 +304,13 @@ class DistributedDocuments:
     async def set_security(self, bucket: str, content: bytes) -> None:
         """Replace `_security`, on all nodes."""
         await self._settings.set_security(bucket, content)
+
+
+async def _try_to_compact(bucket: str, node: RemoteNode, uuid: str) -> None:
+    try:
+        await node.ask(Compact(uuid), Done)
+    except MillstreamError as error:
+        _LOG.warning("bucket %s is not compacted on node %s: %s", bucket, node.at, error)
 
 
 async def _ask_all(router: Router, asked: Asked, kind: type[_A]) -> list[_A]:

@@ -159,6 +159,12 @@ class Documents:
         ]
         await asyncio.gather(*waits)
 
+    async def compact(self, bucket: str) -> None:
+        """Compact the log; what is replaced by now is not read any more."""
+        running = self._buckets.engine(bucket)
+        await running.old.forget()
+        running.compactor.ask()
+
     async def scan(
         self, bucket: str, wanted: Range
     ) -> AsyncGenerator[tuple[bytes, StoredDocument], None]:

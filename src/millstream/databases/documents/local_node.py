@@ -50,7 +50,9 @@ from millstream.gateway.core.api.stored import (
     KeepSettings,
     Lacking,
     LocalList,
+    OldList,
     Placed,
+    ReadOld,
     ReadStored,
     Refused,
     Stored,
@@ -126,6 +128,9 @@ class LocalNode:
         match asked:
             case ReadStored():
                 return await _read(running, asked)
+            case ReadOld(id=doc_id, revs=revs):
+                key, lists_all = doc_id.encode(), asked.lists_all
+                return OldList(await running.old.find(key, revs, lists_all=lists_all))
             case WriteStored():
                 return await _write(running, asked)
             case WantedHistories():
@@ -171,6 +176,8 @@ class LocalNode:
                 await (self._purges.end(bucket) if is_made else self._purges.begin(bucket))
             case stored.Commit():
                 await self._own.commit(bucket)
+            case stored.Compact():
+                await self._own.compact(bucket)
         return Done()
 
     async def stream(self, bucket: str, asked: Streamed) -> AsyncGenerator[bytes, None]:

@@ -21,7 +21,6 @@ from millstream.gateway.aio.room import hold
 from millstream.gateway.core.api.node import NodeApi
 from millstream.gateway.core.api.tokens import TokenApi
 from millstream.gateway.core.cookies import CookieSigner
-from millstream.gateway.core.old_revisions import OldRevisions
 from millstream.runtime.guests import Guests
 from millstream.runtime.shares import LoopShares
 
@@ -33,7 +32,6 @@ __all__ = [
     "GUESTS",
     "NODE_API",
     "OBJECT_BYTES_MAX",
-    "OLD",
     "SHARES",
     "SIGNER",
     "STILL",
@@ -59,8 +57,6 @@ _PIECE_BYTES: Final = 64 * 1024
 _GZIP_WINDOW: Final = 31
 """zlib's way to say: with a gzip header."""
 NODE_API: Final = web.AppKey("node_api", NodeApi)
-OLD: Final = web.AppKey("old", OldRevisions)
-"""Contents of revisions that newer ones took the place of."""
 GUESTS: Final = web.AppKey("guests", Guests)
 SHARES: Final = web.AppKey("shares", LoopShares)
 SIGNER: Final = web.AppKey("signer", CookieSigner)

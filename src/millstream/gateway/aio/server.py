@@ -24,7 +24,7 @@ from typing import Any, Final, cast
 from aiohttp import web
 from aiohttp.http import RawRequestMessage
 
-from millstream.gateway.aio.answers import GUESTS, NODE_API, OLD, SHARES, SIGNER, TOKENS, answer
+from millstream.gateway.aio.answers import GUESTS, NODE_API, SHARES, SIGNER, TOKENS, answer
 from millstream.gateway.aio.databases import (
     bucket_pages,
     coverage_pages,
@@ -68,7 +68,6 @@ from millstream.gateway.core.api.node import CommonNodeApi, NodeApi
 from millstream.gateway.core.api.tokens import TokenApi
 from millstream.gateway.core.cookies import CookieSigner
 from millstream.gateway.core.errors import body_of_status
-from millstream.gateway.core.old_revisions import OldRevisions
 from millstream.runtime.guests import Guests
 from millstream.runtime.long_calls import end_idle_ones
 from millstream.runtime.shares import LoopShares
@@ -130,7 +129,6 @@ def make_application(
         middlewares=guards, client_max_size=BODY_BYTES_MAX, handler_args=_HANDLER
     )
     application[NODE_API] = cast("NodeApi", api)
-    application[OLD] = OldRevisions()
     application[database_updates_pages.UPDATES] = database_updates_pages.NodeUpdates()
     application[ROOM] = Room()
     application[SIGNER] = CookieSigner(secrets.token_bytes(32), lambda: time.time_ns() // 10**9)

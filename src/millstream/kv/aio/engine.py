@@ -35,6 +35,7 @@ from millstream.kv.aio.documents.blob_sweeping import BlobSweep
 from millstream.kv.aio.documents.blobs import BlobFiles, BlobUpload
 from millstream.kv.aio.documents.design_documents import DesignStore
 from millstream.kv.aio.documents.local_store import LocalStore, Version
+from millstream.kv.aio.documents.old_revisions import OldRevisions
 from millstream.kv.aio.documents.revision_store import DocumentStore
 from millstream.kv.aio.flusher import DISK_FULL, Flusher
 from millstream.kv.aio.majority import MajorityWait
@@ -267,6 +268,7 @@ class BucketEngine:
         )
         self.documents = DocumentStore(bucket, self.until_lasting, self._majority, time.time_ns)
         self.local = opened.local
+        self.old = OldRevisions(bucket, self.store, self._reading, self.local)
         self.local.is_valid = self._may_stay
         self._purging = asyncio.Lock()
         self._purge_epoch = int(self.local.setting(_PURGES) or 0)

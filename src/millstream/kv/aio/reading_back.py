@@ -24,7 +24,7 @@ from contextlib import contextmanager
 from functools import partial
 from typing import Final, NamedTuple, TypeVar
 
-from millstream.errors import CorruptionError
+from millstream.errors import CorruptionError, UnavailableError
 from millstream.kv.core.partition.residents import NotInMemory
 from millstream.kv.core.queue.log_reader import Fetched
 from millstream.kv.core.queue.mutation_queue import Entry
@@ -128,6 +128,7 @@ class ReadingBack:
         self._loop = asyncio.get_running_loop()
         self._threads = ThreadPoolExecutor(READ_THREADS_MAX, thread_name_prefix=f"read {name}")
         self._offer: _Offer | None = None
+        self._is_stopping = False
         self.waiting_count = 0
         self.resident_total = 0
         """Documents read back in the loop."""
@@ -174,6 +175,28 @@ class ReadingBack:
         future.add_done_callback(partial(self._fetched, partition_id, key, located, done))
         return True
 
+    async def run(self, call: Callable[[], _T]) -> _T:
+        """Run a function that reads the log in one of the threads; raises as it does.
+
+        Raises:
+            UnavailableError: `stopping`.
+        """
+        stopping = UnavailableError("the bucket is being stopped; retry", code="stopping")
+        if self._is_stopping:
+            raise stopping
+        future = self._loop.run_in_executor(self._threads, self._told, call)
+        try:
+            return await future
+        except asyncio.CancelledError as error:
+            task = asyncio.current_task()
+            if task is None or task.cancelling():
+                raise
+            raise stopping from error
+
+    def _told(self, call: Callable[[], _T]) -> _T:
+        with telling_of_damage(self._on_corrupt):
+            return call()
+
     def _read(self, partition_id: int, key: bytes, located: ByIdValue) -> StoredChange | None:
         with telling_of_damage(self._on_corrupt):
             return self._store.read(partition_id, key, located)
@@ -205,5 +228,6 @@ class ReadingBack:
 
     async def stop(self) -> None:
         """Let the threads end; pending reads are cancelled."""
+        self._is_stopping = True
         self._threads.shutdown(wait=False, cancel_futures=True)
         await asyncio.to_thread(self._threads.shutdown)

@@ -18,7 +18,7 @@ from functools import partial
 from typing import NamedTuple
 
 from millstream.model.limits import UINT64_MAX
-from millstream.storage.core.records import StoredChange
+from millstream.storage.core.records import StoredChange, key_of
 from millstream.storage.core.segment import Columns
 from millstream.storage.core.segment_files import Place
 from millstream.storage.core.segment_log import SegmentLog
@@ -178,6 +178,43 @@ class LiveLog:
                     if not columns.is_superseded(index):
                         found[seqno] = Place(number, columns.offsets[index])
         return found
+
+    def versions(self, partition_id: int, key: bytes, seqno: int) -> Iterator[StoredChange]:
+        """Yield the changes of a key from a live one back, newest first, as far as they are there.
+
+        A change names the one that it replaced, so this reads nothing of other keys. It ends where
+        a change was never in the log, or is superseded or gone. Blocks.
+
+        Raises:
+            CorruptionError: a record or an index is damaged.
+        """
+        log, wanted = self.log, seqno
+        while True:
+            swaps = log.swaps
+            try:
+                for number in reversed(log.numbers):
+                    columns = self._columns_with(number, partition_id, wanted)
+                    while columns is not None and (at := columns.find(wanted)) >= 0:
+                        chunk = next(log.changes(number, columns, at, at + 1), [])
+                        if not chunk or key_of(chunk[0].frame) != key:
+                            return
+                        yield chunk[0]
+                        wanted = chunk[0].previous_seqno
+                    if log.swaps != swaps:
+                        break
+                else:
+                    return
+            except FileNotFoundError:
+                if log.swaps == swaps:
+                    raise
+
+    def _columns_with(self, number: int, partition_id: int, seqno: int) -> Columns | None:
+        """Return the columns of a segment if a live seqno may be in it."""
+        span = self.log.span(number, partition_id)
+        limit = self.summaries[partition_id].limit(number)
+        if span is None or not span[0] <= seqno <= min(span[1], limit):
+            return None
+        return self.log.columns(number, partition_id)
 
     def dead_keys(
         self, partition_id: int, seqno: int, segment: int, killed: Columns | None

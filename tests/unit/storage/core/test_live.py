@@ -3,7 +3,8 @@ import threading
 
 import pytest
 
-from millstream.storage.core.segment import find_entry
+from millstream.storage.core.records import key_of
+from millstream.storage.core.segment import SUPERSEDED, find_entry
 from millstream.storage.core.segment_log import LogSizes
 from millstream.wire.frames import described, seqno_of
 
@@ -206,3 +207,65 @@ def test_the_dead_of_older_segments_and_of_the_rollbacks_own(directory):
     killed = index.cut(0, 1)
     dead = store._live.dead_keys(0, 1, 2, killed)
     assert list(dead) == [(b"b", 0), (b"c", 0)]
+
+
+def test_the_versions_of_a_key_are_found_one_by_one_through_all_segments(directory):
+    store = directory.open()
+    directory.fill(300)
+    assert len(store._log.numbers) > 6
+    newest = store.find(0, b"key4")
+    found = list(store.versions(0, b"key4", seqno_of(newest.frame)))
+    wanted = [c for chunk in store.scan(0, 0, 2**60) for c in chunk if key_of(c.frame) == b"key4"]
+    assert found == wanted[::-1]
+    assert len(found) == 15
+    assert list(store.versions(0, b"key4", 2**40)) == []
+    assert list(store.versions(0, b"key6", seqno_of(newest.frame))) == [], "another key has it"
+
+
+def test_versions_that_a_rollback_killed_are_not_found(directory):
+    store = directory.open()
+    directory.fill(200)
+    store.roll_back(0, 60)
+    directory.highs[0] = 60
+    directory.fill(50)
+    seqno = seqno_of(store.find(0, b"key4").frame)
+    found = list(store.versions(0, b"key4", seqno))
+    wanted = [c for chunk in store.scan(0, 0, 2**60) for c in chunk if key_of(c.frame) == b"key4"]
+    assert found == wanted[::-1]
+
+
+def test_versions_end_where_compaction_took_one(directory):
+    store = directory.open()
+    directory.fill(100)
+    store._log.roll()
+    seqno = seqno_of(store.find(0, b"key4").frame)
+    every = list(store.versions(0, b"key4", seqno))
+    third = every[2].previous_seqno
+    for number in store._log.numbers[:-1]:
+        at = store._log.columns(number, 0)
+        if at is not None and (index := at.find(third)) >= 0:
+            store._log.write_flags(number, 0, index, bytes([SUPERSEDED]))
+    assert list(store.versions(0, b"key4", seqno)) == every[:3]
+
+
+def test_a_search_for_versions_goes_on_where_segments_were_replaced_meanwhile(directory):
+    store = directory.open()
+    directory.fill(100)
+    seqno = seqno_of(store.find(0, b"key4").frame)
+    every = list(store.versions(0, b"key4", seqno))
+    search = store.versions(0, b"key4", seqno)
+    found = [next(search)]
+    columns, log = store._log.columns, store._log
+
+    def replaced(number, p):
+        log.columns = columns
+        log.swaps += 1
+        raise FileNotFoundError
+
+    log.columns = replaced
+    found += search
+    assert found == every
+    log.columns = lambda number, p: (_ for _ in ()).throw(FileNotFoundError())
+    with pytest.raises(FileNotFoundError):
+        list(store.versions(0, b"key4", seqno))
+    log.columns = columns

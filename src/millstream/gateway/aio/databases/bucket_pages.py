@@ -19,7 +19,6 @@ from millstream.access.users import Right
 from millstream.errors import AccessError, ConditionError, UsageError
 from millstream.gateway.aio.answers import (
     NODE_API,
-    OLD,
     USER,
     answer,
     asker,
@@ -160,9 +159,7 @@ async def _change(request: web.Request) -> web.Response:
 
 async def _compact(request: web.Request) -> web.Response:
     require(request, "admin")
-    request.app[NODE_API].compact_bucket(request.match_info["name"])
-    settings = await request.app[NODE_API].documents.settings(request.match_info["name"])
-    request.app[OLD].forget(settings.uuid)
+    await request.app[NODE_API].documents.compact(request.match_info["name"])
     return answer({"ok": True}, status=202)
 
 

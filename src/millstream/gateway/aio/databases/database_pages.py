@@ -25,7 +25,6 @@ from millstream.gateway.aio.answers import (
     DATABASE,
     DATABASE_PATH,
     NODE_API,
-    OLD,
     USER,
     answer,
     asker,
@@ -168,9 +167,7 @@ async def _set_revs_limit(request: web.Request) -> web.Response:
 
 async def _compact(request: web.Request) -> web.Response:
     require(request, "admin")
-    request.app[NODE_API].compact_bucket(request.match_info[DATABASE])
-    settings = await request.app[NODE_API].documents.settings(request.match_info[DATABASE])
-    request.app[OLD].forget(settings.uuid)
+    await request.app[NODE_API].documents.compact(request.match_info[DATABASE])
     return answer({"ok": True}, status=202)
 
 

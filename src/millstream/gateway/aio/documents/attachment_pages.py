@@ -22,7 +22,7 @@ from millstream.documents.reading import open_leaves
 from millstream.documents.sent import Sent
 from millstream.documents.stored import Attachment, Content
 from millstream.errors import ConditionError, UsageError
-from millstream.gateway.aio.answers import DATABASE, NODE_API, OLD
+from millstream.gateway.aio.answers import DATABASE, NODE_API
 from millstream.gateway.aio.documents.attaching import PIECE_BYTES, content_of, keep
 from millstream.gateway.aio.documents.document_pages import (
     DOCUMENT_ID,
@@ -34,7 +34,9 @@ from millstream.gateway.aio.documents.document_pages import (
 )
 from millstream.gateway.aio.documents.documents_in import PART_SECONDS
 from millstream.gateway.aio.documents.documents_out import pieces_of, send_attachment_pieces
+from millstream.gateway.aio.documents.old_contents import with_old
 from millstream.gateway.aio.documents.writing import Edit, write_one
+from millstream.gateway.aio.parsing import prepare
 from millstream.gateway.core.attachments import (
     ATTACHMENT_BYTES_MAX,
     Said,
@@ -62,9 +64,9 @@ async def _get(request: web.Request) -> web.StreamResponse:
     documents = request.app[NODE_API].documents
     document = await documents.read(bucket, doc_id, is_durable="rev" in request.query)
     rev = named_rev(request.query, None)
-    if rev is not None:
-        uuid = (await documents.settings(bucket)).uuid
-        document = request.app[OLD].shown(uuid, doc_id, document)
+    if rev is not None and document is not None:
+        await prepare(document)
+        document = await with_old(documents, bucket, doc_id, document, [rev])
     if document is None or not document.exists or (rev is None and document.winner.is_deleted):
         raise ConditionError("missing", code="not_found")
     [leaf] = open_leaves(document, [rev or document.winner.rev], latest=False)

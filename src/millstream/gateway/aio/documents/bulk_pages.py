@@ -43,7 +43,6 @@ from millstream.gateway.aio.answers import (
     DATABASE,
     DATABASE_PATH,
     NODE_API,
-    OLD,
     answer,
     raw_answer,
     read_body,
@@ -56,6 +55,7 @@ from millstream.gateway.aio.documents.documents_out import (
     send_attachment_pieces,
 )
 from millstream.gateway.aio.documents.local_pages import LOCAL_BYTES_MAX
+from millstream.gateway.aio.documents.old_contents import with_old
 from millstream.gateway.aio.documents.writing import Edit, Stored, write
 from millstream.gateway.aio.parsing import (
     beside,
@@ -71,7 +71,6 @@ from millstream.gateway.core.api.documents import DocumentApi
 from millstream.gateway.core.document_options import is_true, parse_revs
 from millstream.gateway.core.errors import body_of
 from millstream.gateway.core.multipart import end, missing_part
-from millstream.gateway.core.old_revisions import OldRevisions
 
 __all__ = [
     "BULK_BYTES_MAX", "READ_TOGETHER_MAX", "REVISIONS_ASKED_MAX",
@@ -385,7 +384,7 @@ async def _bulk_get(request: web.Request) -> web.StreamResponse:
     shown = Shown(revs=True) if is_true(given, "revs") else PLAIN
     documents = request.app[NODE_API].documents
     getting = _Getting(
-        documents, request.app[OLD], bucket, (await documents.settings(bucket)).uuid, shown,
+        documents, bucket, shown,
         latest=is_true(given, "latest"), attachments=is_true(given, "attachments"),
     )  # fmt: skip
     accept = request.headers.get("Accept", "")
@@ -428,16 +427,13 @@ class _Getting:
     def __init__(
         self,
         documents: DocumentApi,
-        old: OldRevisions,
         bucket: str,
-        uuid: str,
         shown: Shown,
         *,
         latest: bool,
         attachments: bool,
     ) -> None:
         self._documents, self._bucket, self._shown = documents, bucket, shown
-        self._old, self._uuid = old, uuid
         self._latest, self._attachments = latest, attachments
 
     async def results(self, asked: Sequence[_Asked]) -> AsyncIterator[Piece]:
@@ -510,9 +506,9 @@ class _Getting:
         if document is None:
             return None, open_leaves(None, revs, latest=self._latest)
         await prepare(document)
-        shown = document
-        if revs is not None:
-            shown = self._old.shown(self._uuid, one.id, document) or document
+        old = () if revs is None or self._latest else revs
+        shown = await with_old(self._documents, self._bucket, one.id, document, old)
+        assert shown is not None, "it is the same document"
         return shown, await worked(shown, open_leaves, shown, revs, latest=self._latest)
 
     @staticmethod

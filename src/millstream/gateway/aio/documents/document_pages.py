@@ -40,7 +40,6 @@ from millstream.gateway.aio.answers import (
     DATABASE,
     DATABASE_PATH,
     NODE_API,
-    OLD,
     answer,
     raw_answer,
     read_body,
@@ -55,6 +54,7 @@ from millstream.gateway.aio.documents.documents_out import (
     related,
     send_attachment_pieces,
 )
+from millstream.gateway.aio.documents.old_contents import with_old
 from millstream.gateway.aio.documents.writing import Edit, Stored, write_one
 from millstream.gateway.aio.parsing import parsed, prepare, worked
 from millstream.gateway.aio.streaming import WHOLE_BYTES_MAX, Turns, stream
@@ -105,12 +105,14 @@ async def _get(request: web.Request) -> web.StreamResponse:
     may_read(request, bucket, doc_id)
     options = parse_options(request.query)
     documents = request.app[NODE_API].documents
-    is_durable = options.rev is not None or options.open_revs is not None
+    revs = [options.rev] if options.rev is not None else options.open_revs
+    lists_all = options.shown.revs_info
+    is_durable = revs is not None or lists_all
     found = await documents.read(bucket, doc_id, is_durable=is_durable)
     if found is not None and is_durable:
         await prepare(found)
-    if is_durable or options.shown.revs_info:
-        found = request.app[OLD].shown((await documents.settings(bucket)).uuid, doc_id, found)
+        old = () if options.latest or revs is None else revs
+        found = await with_old(documents, bucket, doc_id, found, old, lists_all=lists_all)
     if options.local_seq and found is not None:
         options = options._replace(shown=options.shown._replace(local_seq=found.seqno))
     if options.open_revs is not None:

@@ -19,7 +19,6 @@ from millstream.gateway.aio.answers import (
     DATABASE,
     DATABASE_PATH,
     NODE_API,
-    OLD,
     answer,
     read_body,
     require,
@@ -47,23 +46,18 @@ async def _purge(request: web.Request) -> web.Response:
     ids, documents = list(map(checked_id, asked)), request.app[NODE_API].documents
     if ids:
         made = list[Written | MillstreamError]()
-        uuid = (await documents.settings(bucket)).uuid
-        try:
-            async with request.app[NODE_API].changes.purging(bucket):
-                for begin in range(0, len(ids), PORTION_EDITS):
-                    portion = ids[begin : begin + PORTION_EDITS]
-                    edits = [(doc_id, decide_of(doc_id, asked[doc_id])) for doc_id in portion]
-                    made += await documents.update(bucket, edits, is_durable=True)
-                noted = [
-                    Purged(doc_id, done[doc_id].revs)
-                    for doc_id, one in zip(ids, made, strict=True)
-                    if not isinstance(one, MillstreamError) and done[doc_id].revs
-                ]
-                if noted:
-                    await documents.note_purges(bucket, noted)
-        finally:  # also if what was purged cannot be noted
-            for doc_id in ids:
-                request.app[OLD].forget_document(uuid, doc_id)
+        async with request.app[NODE_API].changes.purging(bucket):
+            for begin in range(0, len(ids), PORTION_EDITS):
+                portion = ids[begin : begin + PORTION_EDITS]
+                edits = [(doc_id, decide_of(doc_id, asked[doc_id])) for doc_id in portion]
+                made += await documents.update(bucket, edits, is_durable=True)
+            noted = [
+                Purged(doc_id, done[doc_id].revs)
+                for doc_id, one in zip(ids, made, strict=True)
+                if not isinstance(one, MillstreamError) and done[doc_id].revs
+            ]
+            if noted:
+                await documents.note_purges(bucket, noted)
         for one in made:
             if isinstance(one, MillstreamError):
                 raise one

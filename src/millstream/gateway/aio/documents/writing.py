@@ -35,10 +35,9 @@ from millstream.documents.updating import (
     replicated_all,
 )
 from millstream.errors import MillstreamError, UnavailableError
-from millstream.gateway.aio.answers import NODE_API, OLD, USER, require
+from millstream.gateway.aio.answers import NODE_API, USER, require
 from millstream.gateway.aio.parsing import beside
 from millstream.gateway.core.api.documents import Decide
-from millstream.gateway.core.old_revisions import OldRevisions
 from millstream.gateway.core.user_documents import shown_roles
 from millstream.model.bucket_names import REPLICATOR
 from millstream.replication.core.jobs import check_document
@@ -89,9 +88,6 @@ class _Pending:
         self.edit = edit
         self._revs_limit = revs_limit
         self.rev = ""
-        self.before: StoredDocument | None = None
-        self.after: StoredDocument | None = None
-        """The document as decided last. None: it does not change."""
         self.expected: list[str] | None = None
         """Leaves of the document that was validated; None: nothing was."""
         self.is_large = len(edit.sent.body) > LARGE_BYTES and not edit.is_replicated
@@ -135,7 +131,6 @@ class _Pending:
             raise _moved()
         change = self.change(document)
         self.rev = change.rev
-        self.before, self.after = document, change.document
         return change.document
 
 
@@ -163,13 +158,10 @@ class _Together:
         )
         return self.made.document
 
-    def told(self, old: OldRevisions, uuid: str) -> list[Stored | MillstreamError]:
-        """Return what came of each; what was replaced is kept."""
+    def told(self) -> list[Stored | MillstreamError]:
+        """Return what came of each."""
         made = self.made
         assert made is not None, "it was decided"
-        if made.document is not None:
-            doc_id = self.pending[0].edit.doc_id
-            old.keep_contents(uuid, doc_id, made.replaced, made.document)
         return [one if isinstance(one, MillstreamError) else Stored(*one) for one in made.told]
 
 
@@ -227,7 +219,7 @@ async def _write(
         if not validates:
             groups = _groups(edits, now, together_max)
             joint = [_Together([pending[at] for at in one], settings.revs_limit) for one in groups]
-            fits = await _change_together(request, bucket, joint, is_durable, settings.uuid)
+            fits = await _change_together(request, bucket, joint, is_durable)
             for numbers, told in zip(groups, fits, strict=True):
                 for at, one_told in zip(numbers, told, strict=True):
                     done[at] = one_told
@@ -235,7 +227,7 @@ async def _write(
             now = [at for at in now if at not in grouped]
             if any(done[at] is None for at in grouped):  # not all of them fit
                 together_max //= 8
-        await _change_alone(request, bucket, pending, now, done, is_durable, settings.uuid)
+        await _change_alone(request, bucket, pending, now, done, is_durable)
         left = [at for at in open_ones if done[at] is None]
         vain = vain + 1 if len(left) == len(open_ones) else 0
         open_ones = left
@@ -272,7 +264,6 @@ async def _change_alone(
     now: Sequence[int],
     done: list[Stored | MillstreamError | None],
     is_durable: bool,
-    uuid: str,
 ) -> None:
     """Make changes each by itself; those whose document has moved stay open."""
     wanted: list[tuple[str, Decide]] = [
@@ -283,8 +274,6 @@ async def _change_alone(
     for at, answer in zip(now, answers, strict=True):
         if not isinstance(answer, MillstreamError):
             one = pending[at]
-            if one.after is not None:
-                request.app[OLD].keep(uuid, one.edit.doc_id, one.before, one.after)
             done[at] = Stored(one.rev, answer.seqno > 0)
         elif answer.code != _MOVED:
             done[at] = answer
@@ -295,7 +284,6 @@ async def _change_together(
     bucket: str,
     joint: Sequence[_Together],
     is_durable: bool,
-    uuid: str,
 ) -> list[Sequence[Stored | MillstreamError | None]]:
     """Make changes that are stored at once; return the result of each; None: they do not fit."""
     if not joint:
@@ -307,7 +295,7 @@ async def _change_together(
     told: list[Sequence[Stored | MillstreamError | None]] = []
     for one, answer in zip(joint, answers, strict=True):
         if not isinstance(answer, MillstreamError):
-            told.append(one.told(request.app[OLD], uuid))
+            told.append(one.told())
         else:
             does_fit = answer.code != "too_large"
             told.append([answer if does_fit else None] * len(one.pending))

@@ -17,7 +17,8 @@ if TYPE_CHECKING:
     from millstream.documents.stored import StoredDocument
 
 __all__ = [
-    "Blob", "DatabaseInfo", "Decide", "DocumentApi", "LocalDocument", "Settings", "Written",
+    "Blob", "DatabaseInfo", "Decide", "DocumentApi", "LocalDocument", "OldDocuments", "Settings",
+    "Written",
 ]  # fmt: skip
 
 Decide = Callable[["StoredDocument | None"], "StoredDocument | None"]
@@ -32,6 +33,16 @@ class Written(NamedTuple):
     seqno: int
     document: StoredDocument | None
     """The document after it."""
+
+
+class OldDocuments(NamedTuple):
+    """What the log still has of old revisions of a document."""
+
+    documents: list[tuple[StoredDocument, list[str]]]
+    """The document as it was; and the wanted revisions of it, which `contents` or `replaced` has.
+    """
+    revs: list[str]
+    """All revisions whose contents are there, if asked for."""
 
 
 class Blob(NamedTuple):
@@ -110,6 +121,14 @@ class DocumentApi(Protocol):
         `is_durable`: wait until the returned version can no longer be lost.
         """
 
+    async def old(
+        self, bucket: str, doc_id: str, revs: Sequence[str], *, lists_all: bool
+    ) -> OldDocuments:
+        """Return the contents of replaced revisions, as far as they are still there.
+
+        `lists_all`: also name all revisions that can be read.
+        """
+
     def read_all(
         self, bucket: str, doc_ids: Sequence[str], *, is_durable: bool = False
     ) -> AsyncGenerator[StoredDocument | MillstreamError | None, None]:
@@ -129,6 +148,12 @@ class DocumentApi(Protocol):
 
     async def commit(self, bucket: str) -> None:
         """Return once everything accepted before is durable."""
+
+    async def compact(self, bucket: str) -> None:
+        """Have all nodes compact their copies; replaced revisions are not read any more.
+
+        A node that does not answer is left out.
+        """
 
     async def put_blob(self, bucket: str, pieces: AsyncIterator[bytes]) -> Blob:
         """Store bytes durably, until a document names them."""

@@ -440,14 +440,6 @@ class NodeApi(CommonNodeApi, Protocol):
             UnavailableError: `bucket_failed`; `disk_error`.
         """
 
-    def compact_bucket(self, name: str) -> None:
-        """Schedule compaction of a bucket's log.
-
-        Raises:
-            ConditionError: `bucket_not_found`.
-            UnavailableError: `bucket_failed`.
-        """
-
     def cluster_config(self, name: str | None) -> bytes | None:
         """Return the map for SDKs as JSON: of a served bucket, or of the nodes."""
 

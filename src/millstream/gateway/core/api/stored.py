@@ -41,16 +41,17 @@ from millstream.gateway.core.bucket_parts import (
     WantedFigures,
     WantedHistories,
 )
+from millstream.kv.core.revisions.old_revisions import OldChanges
 from millstream.kv.core.revisions.revision_store import Version
 
 __all__ = [
     "CHANGES_MAX", "IDS_MAX", "PORTION_BYTES", "REQUEST_BYTES_MAX", "Answer", "AskPurges",
-    "AskSettings", "Asked", "Change", "Changed", "Commit", "CopyLocals", "CountPurge", "Done",
-    "KeepLocal", "KeepSettings", "Lacking", "LimitPurges", "ListLocals", "LocalCopies",
-    "LocalList", "LocalVersion",
-    "Numbered", "Placed", "Purges", "ReadLocal", "ReadStored", "Refused", "SharedSettings",
-    "Stored", "StoredApi", "StoredList", "Streamed", "WriteLocal", "WriteStored",
-    "WrittenList", "decode_answer", "decode_asked", "encode", "error_of", "refused",
+    "AskSettings", "Asked", "Change", "Changed", "Commit", "Compact", "CopyLocals", "CountPurge",
+    "Done", "KeepLocal", "KeepSettings", "Lacking", "LimitPurges", "ListLocals", "LocalCopies",
+    "LocalList", "LocalVersion", "Numbered", "OldList", "Placed", "Purges", "ReadLocal", "ReadOld",
+    "ReadStored", "Refused", "SharedSettings", "Stored", "StoredApi", "StoredList", "Streamed",
+    "WriteLocal", "WriteStored", "WrittenList", "decode_answer", "decode_asked", "encode",
+    "error_of", "refused",
 ]  # fmt: skip
 
 IDS_MAX: Final = 1000
@@ -97,6 +98,23 @@ class StoredList(Form, frozen=True):
     """In the order of the ids; None: there was never one."""
 
     documents: list[Stored | Refused | None]
+
+
+class ReadOld(Form, frozen=True):
+    """Return what the log still has of old revisions of a document: `OldList`."""
+
+    uuid: str
+    id: str
+    revs: list[str]
+    """Revisions whose contents are wanted."""
+    lists_all: bool
+    """Also list all revisions whose contents are there."""
+
+
+class OldList(Form, frozen=True):
+    """The changes that have wanted contents, newest first."""
+
+    found: OldChanges
 
 
 class Change(NamedTuple):
@@ -270,6 +288,12 @@ class Commit(Form, frozen=True):
     uuid: str
 
 
+class Compact(Form, frozen=True):
+    """Compact that node's copies; what is replaced by now is not read any more: `Done`."""
+
+    uuid: str
+
+
 class CountPurge(Form, frozen=True):
     """Count durably a purge that is about to be made, or was made: `Done`."""
 
@@ -286,6 +310,8 @@ class Done(Form, frozen=True):
 
 Asked = (
     ReadStored
+    | ReadOld
+    | Compact
     | WriteStored
     | ReadLocal
     | WriteLocal
@@ -306,6 +332,7 @@ Streamed = WantedChanges | WantedDocuments
 """Answered by a stream of messages."""
 Answer = (
     StoredList
+    | OldList
     | WrittenList
     | LocalList
     | LocalCopies

@@ -23,7 +23,7 @@ from math import inf
 from typing import Final
 
 from millstream.documents.stored import Packed, StoredDocument, pack
-from millstream.documents.updating import LongDecision
+from millstream.documents.updating import LongDecision, carry
 from millstream.errors import MillstreamError, UnavailableError
 from millstream.kv.aio.documents.changes import SUSPENDED_SECONDS_MAX, SUSPENDED_WAIT_S
 from millstream.kv.aio.majority import MajorityWait
@@ -89,6 +89,8 @@ class _Steps:
                 self._results.append(error)
                 continue
             self._results.append(after is not None)
+            if after is not None and following is not None:
+                carry(after, following)
             following = following if after is None else after
         return following
 
@@ -109,11 +111,16 @@ def _whole(load: Callable[[], Found]) -> Found:
 
 
 def _decided(
-    load: Callable[[], Found] | None, steps: _Steps
+    load: Callable[[], Found] | None, steps: _Steps, *, carries: bool
 ) -> tuple[StoredDocument | None, StoredDocument | None, Packed | None]:
-    """Return a document, the result of steps on it, and that result as it is written."""
+    """Return a document, the result of steps on it, and that result as it is written.
+
+    `carries`: the document is not in the log yet.
+    """
     before = None if load is None else load().document
     after = steps.decide_all(before)
+    if carries and before is not None and after is not None:
+        carry(after, before)
     return before, after, None if after is None else pack(after)
 
 
@@ -287,7 +294,10 @@ class DocumentStore:
                 if is_quick and not steps.are_long:
                     return None
                 load = kept and partial(self._documents.load, key, kept, revs_limit)
-                before, after, packed = await asyncio.to_thread(_decided, load, steps)
+                stored = kept is None or self._documents.is_stored(key, kept.version.seqno)
+                before, after, packed = await asyncio.to_thread(
+                    _decided, load, steps, carries=not stored
+                )
             except MillstreamError as error:
                 return error
             if after is None or packed is None:

@@ -20,6 +20,7 @@ from struct import Struct
 from typing import TYPE_CHECKING, Final, NamedTuple
 
 from millstream.documents.stored import Packed, StoredDocument, blobs_of, load, pack
+from millstream.documents.updating import carry
 from millstream.errors import UnavailableError, UsageError
 from millstream.kv.core.copies.active import active_copy, check_writable, not_now
 from millstream.kv.core.partition.revision_changes import write_document
@@ -111,6 +112,10 @@ class RevisedDocuments:
         document = load(self._bucket.uuid, key, kept.frame, kept.side, revs_limit)
         return Found(document, kept.partition, seqno_of(kept.frame))
 
+    def is_stored(self, key: bytes, seqno: int) -> bool:
+        """Return whether a change of a key is in the log; if not, the next one supersedes it."""
+        return seqno <= self._bucket.partition_for(key).persisted_seqno
+
     def update(
         self,
         key: bytes,
@@ -130,6 +135,8 @@ class RevisedDocuments:
         after = decide(before)
         if after is None:
             return Made(before, self._bucket.partition_for(key).partition_id, 0)
+        if before is not None and not self.is_stored(key, before.seqno):
+            carry(after, before)
         return self._written(key, after, pack(after), now_ns)
 
     def replace(

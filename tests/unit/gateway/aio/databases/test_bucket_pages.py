@@ -65,7 +65,7 @@ async def test_a_bucket_is_compacted_when_asked(client, open_node, body):
     assert await body(await client.post("/_millstream/buckets/orders/compact"), 202) == {
         "ok": True
     }
-    assert open_node.compacted == ["orders"]
+    assert open_node.documents.compacted == ["orders"]
     error = await body(await client.post("/_millstream/buckets/none/compact"), 404)
     assert error["error"] == "bucket_not_found"
 
@@ -73,9 +73,9 @@ async def test_a_bucket_is_compacted_when_asked(client, open_node, body):
 async def test_only_administrators_compact(guarded, guarded_node, body, ada, bob):
     path = "/_millstream/buckets/orders/compact"
     await body(await guarded.post(path, headers=bob), 403)
-    assert guarded_node.compacted == []
+    assert guarded_node.documents.compacted == []
     await body(await guarded.post(path, headers=ada), 202)
-    assert guarded_node.compacted == ["orders"]
+    assert guarded_node.documents.compacted == ["orders"]
 
 
 async def test_replicas_are_indexed_when_an_administrator_says_so(client, open_node, body):
