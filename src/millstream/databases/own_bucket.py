@@ -21,6 +21,7 @@ from typing import Any, Final
 import msgspec
 
 from millstream.cluster.cluster_state import SharedBucket, SharedDesign
+from millstream.databases.design_reading import known_design
 from millstream.databases.documents.included_documents import (
     DistributedTexts,
     WithDocuments,
@@ -33,7 +34,7 @@ from millstream.kv.core.bucket import Bucket
 from millstream.kv.core.revisions.design_documents import StoredDesign
 from millstream.model.bucket_map import bucket_map_to_json
 from millstream.model.partitions import PartitionState
-from millstream.views.core.design.design_documents import read_design, told_designs
+from millstream.views.core.design.design_documents import told_designs
 
 __all__ = ["OwnBucket"]
 
@@ -152,8 +153,10 @@ class OwnBucket:
         found: dict[str, SharedDesign] = {}
         for stored in await self._running.designs.all(is_complete=False):
             if stored.is_persisted:
-                with suppress(msgspec.MsgspecError, UsageError):  # not written by any known path
-                    found[stored.name] = _shared(stored)
+                with suppress(UsageError):  # not written by any known path
+                    known = await known_design(self.name, stored)
+                    body = stored.body if known.shared is None else known.shared
+                    found[stored.name] = SharedDesign(stored.name, stored.rev, msgspec.Raw(body))
             elif stored.name in self._persisted:
                 found[stored.name] = self._persisted[stored.name]
         self._persisted = dict(found)
@@ -195,7 +198,14 @@ class OwnBucket:
             "passive": indexed,
             "resting": [p for p in replicas if p not in indexed],
             "owed": {} if self.bucket.map is None else {p: at for p, at in became.items() if at},
-            "designs": told_designs({name: one.document for name, one in designs.items()}),
+            "designs": told_designs(
+                {
+                    name: (
+                        await known_design(self.name, one.stored(self.bucket.partition_count))
+                    ).told
+                    for name, one in designs.items()
+                }
+            ),
             "nodes": _shares(self.bucket),
         }
 
@@ -228,10 +238,6 @@ class OwnBucket:
 
 def _name_of(stored: StoredDesign) -> str:
     return stored.name
-
-
-def _shared(stored: StoredDesign) -> SharedDesign:
-    return SharedDesign(stored.name, stored.rev, read_design(stored.body))
 
 
 def _shares(bucket: Bucket) -> list[dict[str, Any]]:
