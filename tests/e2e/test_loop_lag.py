@@ -96,6 +96,35 @@ def test_a_document_that_is_written_holds_up_no_loop(served: Served, kind: str) 
     assert min(lags_ms) < LAG_MS_MAX, lags_ms
 
 
+DESIGNS = {
+    "a long map": b'{"views":{"v":{"map":"function (doc) { emit(1); } //%b"}}}' % (b"x" * 900_000),
+    "a validation": b'{"validate_doc_update":"function () {} //%b"}' % (b"x" * 900_000),
+    "members": b'{"lib":{%b}}' % b",".join(b'"member-%d":1' % n for n in range(45_000)),
+}
+
+
+@pytest.mark.parametrize("kind", DESIGNS)
+def test_a_design_document_holds_up_no_loop(served: Served, kind: str) -> None:
+    name = kind.replace(" ", "-")
+    lags_ms = least_ms(served, "PUT", f"/db/_design/{name}-{{}}", DESIGNS[kind], 201)
+    assert min(lags_ms) < LAG_MS_MAX, lags_ms
+
+
+def test_a_replicated_design_document_holds_up_no_loop_and_no_query(served: Served) -> None:
+    """Each query asks all design documents for indexes, each change for validations."""
+    doc = b'{"_id":"_design/large","_rev":"1-%032d",%b' % (7, MANY["members"][1:])
+    body = b'{"docs":[%b],"new_edits":false}' % doc
+    lags_ms = least_ms(served, "POST", "/db/_bulk_docs", body, 201)
+    assert min(lags_ms) < LAG_MS_MAX, lags_ms
+    query = b'{"selector":{"_id":"none"}}'
+    for method, path, body, status in (
+        ("POST", "_find", query, 200), ("PUT", "small-{}", b"{}", 201),
+        ("GET", "_design_docs?include_docs=true", b"", 200), ("GET", "_index", b"", 200),
+    ):  # fmt: skip
+        lags_ms = least_ms(served, method, f"/db/{path}", body, status)
+        assert min(lags_ms) < LAG_MS_MAX, (path, lags_ms)
+
+
 @pytest.mark.parametrize("kind", ["numbers", "members", "nested"])
 def test_a_query_over_a_document_holds_up_no_loop(served: Served, kind: str) -> None:
     query = b'{"selector":{"_id":"%b","b":1},"fields":["_id"]}' % kind.encode()

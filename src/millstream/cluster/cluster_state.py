@@ -60,8 +60,8 @@ class SharedDesign(msgspec.Struct, frozen=True):
 
     name: str
     rev: str
-    document: dict[str, Any]
-    """Without `_id` and `_rev`."""
+    document: msgspec.Raw
+    """JSON without `_id` and `_rev`."""
 
     def partition(self, partitions: int) -> int:
         """Return the partition that has it, of so many."""
@@ -69,7 +69,7 @@ class SharedDesign(msgspec.Struct, frozen=True):
 
     def stored(self, partitions: int) -> StoredDesign:
         """Return it as pages show it."""
-        body = msgspec.json.encode(self.document)
+        body = bytes(self.document)
         partition = self.partition(partitions)
         return StoredDesign(self.name, self.rev, body, False, partition, 0, True)
 

@@ -13,18 +13,25 @@ Elsewhere: the documents (`kv.aio.documents.design_documents`), what a design do
 from __future__ import annotations
 
 import asyncio
-import json
 from collections.abc import Awaitable, Callable, Mapping
-from typing import Any, Final
+from typing import Final
 
 from millstream.databases.buckets import Buckets
+from millstream.databases.design_reading import SMALL_BYTES, known_design
 from millstream.databases.own_bucket import OwnBucket
 from millstream.errors import UnavailableError, UsageError
 from millstream.kv.core.revisions.design_documents import StoredDesign
+from millstream.runtime.long_calls import run_apart
 from millstream.views.aio.sandbox.functions import compile_functions
 from millstream.views.aio.sandbox.mapping import open_mapper
-from millstream.views.core.design.design_code import read_code
-from millstream.views.core.design.design_documents import DesignDocument, parse_design, read_design
+from millstream.views.core.design.design_code import DesignCode, read_code
+from millstream.views.core.design.design_documents import (
+    DesignDocument,
+    parse_design,
+    read_design,
+    told_design,
+)
+from millstream.views.core.design.known_designs import KnownDesign
 
 __all__ = ["COMPILES_MAX", "HEARD_PAUSE_S", "HEARD_TRIES_MAX", "Designs"]
 
@@ -40,15 +47,15 @@ class Designs:
 
     Args:
         buckets: of the node.
-        check_functions: looks up the functions of a design document (bucket, name, content) in the
-            index process; raises `unknown_function`, or why the index process cannot be asked.
+        check_functions: looks up the functions of a design document (bucket, name, its JSON) in
+            the index process; raises `unknown_function`, or why the index process cannot be asked.
         own: the served buckets, by uuid.
     """
 
     def __init__(
         self,
         buckets: Buckets,
-        check_functions: Callable[[str, str, dict[str, Any]], Awaitable[None]],
+        check_functions: Callable[[str, str, bytes], Awaitable[None]],
         own: Mapping[str, OwnBucket],
     ) -> None:
         self._own = own
@@ -68,31 +75,21 @@ class Designs:
                 raise
         return next((one for one in await self.all(bucket) if one.name == name), None)
 
-    async def check(self, bucket: str, name: str, content: dict[str, Any]) -> None:
+    async def check(self, bucket: str, name: str, body: bytes) -> None:
         """Reject a document that is no design document or whose functions do not compile."""
         self._buckets.designs(bucket)
-        try:
-            body = json.dumps(content, ensure_ascii=False).encode()
-        except ValueError as error:
-            raise UsageError(
-                f"a number is too long: {error}", code="invalid_design_doc"
-            ) from error
-        code = read_code("", name, "", body)
-        for fault in code.faults.values():
-            raise UsageError(fault, code="invalid_design_doc")
-        content = read_design(body)
+        if len(body) <= SMALL_BYTES:
+            code, design, told = _examined(name, body)
+        else:
+            code, design, told = await run_apart(_examined, name, body)
         if code.validates or code.filters or code.updates:
             async with self._compiles:
                 await asyncio.to_thread(compile_functions, code)
-        if content.get("views") or ("views" in content and not isinstance(content["views"], dict)):
-            design = parse_design(content, name)
-            if design.language == "query":
-                return
-            if design.language == "javascript":
-                async with self._compiles:
-                    await asyncio.to_thread(_compile, design)
-            else:
-                await self._check_functions(bucket, name, content)
+        if design is not None and design.language == "javascript":
+            async with self._compiles:
+                await asyncio.to_thread(_compile, design)
+        elif design is not None and design.language != "query":
+            await self._check_functions(bucket, name, told)
 
     async def write(
         self, bucket: str, name: str, body: bytes | None, rev: str | None, *, is_durable: bool
@@ -100,6 +97,10 @@ class Designs:
         """Replace the revision `rev` (None: there is no document) by a body; None deletes."""
         designs = self._buckets.designs(bucket)
         return await designs.write(name, body, rev, is_durable=is_durable)
+
+    async def known(self, bucket: str, stored: StoredDesign) -> KnownDesign:
+        """Return what a design document that is not deleted says."""
+        return await known_design(bucket, stored)
 
     async def all(self, bucket: str) -> list[StoredDesign]:
         """Return all design documents that are not deleted, by name."""
@@ -112,6 +113,21 @@ class Designs:
                     raise
             await asyncio.sleep(HEARD_PAUSE_S)
         raise AssertionError("the last try returns or raises")
+
+
+def _examined(name: str, body: bytes) -> tuple[DesignCode, DesignDocument | None, bytes]:
+    """Return the functions of a document, its views if it has any, and what is told of it.
+
+    Raises:
+        UsageError: `invalid_design_doc`.
+    """
+    content = read_design(body)
+    code = read_code("", name, "", body, content)
+    for fault in code.faults.values():
+        raise UsageError(fault, code="invalid_design_doc")
+    if not content.get("views") and isinstance(content.get("views", {}), dict):
+        return code, None, b""
+    return code, parse_design(content, name), told_design(content).text
 
 
 def _compile(design: DesignDocument) -> None:

@@ -12,9 +12,7 @@ Elsewhere: running the functions (`views.aio.sandbox.functions`), the documents
 
 from __future__ import annotations
 
-from collections import OrderedDict
 from collections.abc import Sequence
-from typing import Final
 
 from millstream.errors import ConditionError, MillstreamError
 from millstream.gateway.core.api.node import DesignApi
@@ -25,13 +23,9 @@ from millstream.views.core.design.design_code import (
     DesignCode,
     DocumentChange,
     Updated,
-    read_code,
 )
 
-__all__ = ["CODES_MAX", "DesignFunctions"]
-
-CODES_MAX: Final = 200
-"""Number of design documents whose functions are cached."""
+__all__ = ["DesignFunctions"]
 
 
 class DesignFunctions:
@@ -45,7 +39,6 @@ class DesignFunctions:
     def __init__(self, designs: DesignApi, pool: FunctionPool | None = None) -> None:
         self._designs = designs
         self._pool = pool or FunctionPool()
-        self._codes: OrderedDict[tuple[str, str, str], DesignCode] = OrderedDict()
 
     def close(self) -> None:
         """Stop all running functions."""
@@ -67,7 +60,8 @@ class DesignFunctions:
     async def validates(self, bucket: str) -> bool:
         """Return whether any design document validates changes."""
         designs = await self._designs.all(bucket)
-        return any(self._code(bucket, design).validates for design in designs)
+        codes = [await self._code(bucket, design) for design in designs]
+        return any(code.validates for code in codes)
 
     async def _refusals(
         self,
@@ -77,7 +71,7 @@ class DesignFunctions:
         user: bytes,
         security: bytes,
     ) -> Sequence[MillstreamError | None]:
-        code = self._code(bucket, design)
+        code = await self._code(bucket, design)
         if not code.validates:
             return [None] * len(changes)
         if VALIDATE in code.faults:
@@ -113,15 +107,7 @@ class DesignFunctions:
         found = await self._designs.read(bucket, design)
         if found is None or found.is_deleted:
             raise ConditionError("deleted" if found else "missing", code="not_found")
-        return self._code(bucket, found)
+        return await self._code(bucket, found)
 
-    def _code(self, bucket: str, design: StoredDesign) -> DesignCode:
-        key = (bucket, design.name, design.rev)
-        code = self._codes.get(key)
-        if code is None:
-            code = self._codes[key] = read_code(*key, design.body)
-            if len(self._codes) > CODES_MAX:
-                self._codes.popitem(last=False)
-        else:
-            self._codes.move_to_end(key)
-        return code
+    async def _code(self, bucket: str, design: StoredDesign) -> DesignCode:
+        return (await self._designs.known(bucket, design)).code

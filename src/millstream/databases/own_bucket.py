@@ -22,6 +22,7 @@ from typing import Any, Final
 import msgspec
 
 from millstream.cluster.cluster_state import SharedBucket, SharedDesign
+from millstream.databases.design_reading import known_design
 from millstream.databases.documents.included_documents import (
     DistributedTexts,
     WithDocuments,
@@ -35,7 +36,7 @@ from millstream.kv.core.copies.active import place_of
 from millstream.kv.core.revisions.design_documents import StoredDesign
 from millstream.model.bucket_map import bucket_map_to_json
 from millstream.model.partitions import PartitionState
-from millstream.views.core.design.design_documents import read_design, told_designs
+from millstream.views.core.design.design_documents import told_designs
 
 __all__ = ["OwnBucket"]
 
@@ -167,8 +168,8 @@ class OwnBucket:
         own: dict[str, SharedDesign] = {}
         for stored in await self._running.designs.all():
             if stored.is_persisted:
-                with suppress(msgspec.MsgspecError, UsageError):  # not written by any known path
-                    own[stored.name] = _shared(stored)
+                with suppress(UsageError):  # not written by any known path
+                    own[stored.name] = await self._shared(stored)
             elif stored.name in self._persisted:
                 own[stored.name] = self._persisted[stored.name]
         self._persisted = dict(own)
@@ -182,6 +183,11 @@ class OwnBucket:
         told = {n: one for n, one in self.elsewhere.items() if one.partition(count) in lacking}
         self._described = own | kept | told
         return dict(self._described)
+
+    async def _shared(self, stored: StoredDesign) -> SharedDesign:
+        known = await known_design(self.name, stored)
+        body = stored.body if known.shared is None else known.shared
+        return SharedDesign(stored.name, stored.rev, msgspec.Raw(body))
 
     async def stored_designs(self) -> list[StoredDesign]:
         """Return all design documents of the bucket as pages show them, by name.
@@ -222,7 +228,14 @@ class OwnBucket:
             "passive": indexed,
             "resting": [p for p in replicas if p not in indexed],
             "owed": {} if self.bucket.map is None else {p: at for p, at in became.items() if at},
-            "designs": told_designs({name: one.document for name, one in designs.items()}),
+            "designs": told_designs(
+                {
+                    name: (
+                        await known_design(self.name, one.stored(self.bucket.partition_count))
+                    ).told
+                    for name, one in designs.items()
+                }
+            ),
             "nodes": _shares(self.bucket),
         }
 
@@ -255,10 +268,6 @@ class OwnBucket:
 
 def _name_of(stored: StoredDesign) -> str:
     return stored.name
-
-
-def _shared(stored: StoredDesign) -> SharedDesign:
-    return SharedDesign(stored.name, stored.rev, read_design(stored.body))
 
 
 def _shares(bucket: Bucket) -> list[dict[str, Any]]:

@@ -16,6 +16,7 @@ from typing import Any
 
 from millstream.cluster.cluster_state import BucketState, NodeAt
 from millstream.cluster.peers import ClusterPeers
+from millstream.databases.design_reading import known_design
 from millstream.databases.documents.included_documents import DistributedTexts, WithDocuments
 from millstream.databases.remote_node import RemoteNode
 from millstream.databases.routing import KnownPlace, Node, nowhere
@@ -73,7 +74,12 @@ class FollowedBucket:
             "active": list(range(known.partitions)),
             "passive": [],
             "resting": [],
-            "designs": told_designs({one.name: one.document for one in known.designs}),
+            "designs": told_designs(
+                {
+                    one.name: (await known_design(self.name, one.stored(known.partitions))).told
+                    for one in known.designs
+                }
+            ),
             "follows": [
                 {"host": place.host, "kv": place.kv, "partitions": place.partitions}
                 for place in known.places

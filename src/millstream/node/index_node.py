@@ -36,6 +36,7 @@ from millstream.cluster.cluster_state import BucketState, NodeAt, learn
 from millstream.cluster.cluster_state_files import FOLLOWED, find_learned, keep_learned
 from millstream.cluster.peers import NODE_ASK_S, ClusterPeers
 from millstream.data_directory.ownership import DataDirectory
+from millstream.databases.design_reading import known_design
 from millstream.errors import ConditionError, MillstreamError, UnavailableError
 from millstream.gateway.aio.server import HttpServer
 from millstream.gateway.core.api.cluster import ClusterApi
@@ -52,6 +53,7 @@ from millstream.runtime.metrics import LoopLag, processor_seconds, resident_byte
 from millstream.runtime.tasks import Tasks
 from millstream.upr.aio.link import UNIX
 from millstream.views.aio.serving.gathering import NodeAccess
+from millstream.views.core.design.known_designs import KnownDesign
 
 __all__ = ["IndexNode"]
 
@@ -301,7 +303,11 @@ class _FollowedDesigns:
         """Return them by name; raises as `FollowedBucket.designs`."""
         return self._find(bucket).designs()
 
-    async def check(self, bucket: str, name: str, content: dict[str, Any]) -> None:
+    async def known(self, bucket: str, stored: StoredDesign) -> KnownDesign:
+        """Return what a design document that is not deleted says."""
+        return await known_design(bucket, stored)
+
+    async def check(self, bucket: str, name: str, body: bytes) -> None:
         """Refuse: design documents are not changed here."""
         self._refuse(bucket)
 

@@ -23,6 +23,8 @@ from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Final, NamedTuple, Protocol
 
+import msgspec
+
 from millstream.errors import (
     ConditionError,
     MillstreamError,
@@ -36,6 +38,7 @@ from millstream.node.processes.index_process import IndexProcess
 from millstream.runtime.tasks import Tasks
 from millstream.views.aio.indexing.staging import receive
 from millstream.views.aio.serving.index_link import IndexLink, StreamedAnswer, unavailable
+from millstream.views.core.design.design_documents import ToldDesign
 
 __all__ = [
     "FIGURES_INTERVAL_S",
@@ -103,7 +106,7 @@ class ToldBucket(Protocol):
         """Return whether there may be design documents that are not known here yet."""
 
     async def order(self) -> dict[str, Any]:
-        """Return the current description: the members of `BucketOrder`.
+        """Return the current description: the members of `BucketOrder`, `designs` as `ToldDesign`.
 
         Raises:
             UnavailableError: it is not known now.
@@ -236,8 +239,8 @@ class Indexes:
     ) -> ViewAnswer:
         """Query a view."""
         known, link = await self._there(bucket, design)
-        views = known.designs[design].get("views", {})
-        if isinstance(views, dict) and view not in views:  # if it is none, the process says why
+        views = known.designs[design].views
+        if views is not None and view not in views:  # if there are none, the process says why
             raise UsageError(
                 f"design document {design!r} has no view {view!r}", code="missing_named_view"
             )
@@ -280,7 +283,7 @@ class Indexes:
             return
         known = self._known[self._find(bucket)]
         if self._is_managed(known) or not any(
-            document.get("views") for document in (await known.order())["designs"].values()
+            design.has_views for design in (await known.order())["designs"].values()
         ):
             return
         known.told.warm(partition, is_wanted=True)
@@ -331,10 +334,10 @@ class Indexes:
         await receive(Path(place["path"]), pieces)
         await self.write(bucket, design, "staged", {"fence": fence, "run": run})
 
-    async def check(self, bucket: str, design: str, content: dict[str, Any]) -> None:
-        """Reject a design document whose functions the index process does not have."""
+    async def check(self, bucket: str, design: str, content: bytes) -> None:
+        """Reject a design document, as JSON, whose functions the index process does not have."""
         _, link = await self._there(bucket)
-        await link.ask("check", design=design, content=content)
+        await link.ask("check", design=design, content=msgspec.Raw(content))
 
     async def tasks(self) -> list[dict[str, Any]]:
         """Return the running builds and compactions."""
@@ -475,7 +478,8 @@ class Indexes:
                 self.process.start()
             link = self.process.link
             if link is not None:
-                await link.ask("set_bucket", **order)
+                designs = {name: msgspec.Raw(one.text) for name, one in order["designs"].items()}
+                await link.ask("set_bucket", **(order | {"designs": designs}))
         except MillstreamError as error:
             known.why = str(error)
             known.is_changed = True
@@ -523,8 +527,8 @@ class _KnownBucket:
         self._described = described
         self._wake = wake
         self.name, self.uuid = told.name, told.uuid
-        self.designs: Mapping[str, dict[str, Any]] = {}
-        """Name -> document, as last read."""
+        self.designs: Mapping[str, ToldDesign] = {}
+        """By name, as last read."""
         self.figures = self.before = IndexFigures()
         """The known statistics, and those when the previous index process ended."""
         self.is_changed = True
@@ -577,4 +581,4 @@ class _KnownBucket:
     @property
     def has_views(self) -> bool:
         """Whether any design document has views, as last read."""
-        return any(document.get("views") for document in self.designs.values())
+        return any(design.has_views for design in self.designs.values())

@@ -26,7 +26,7 @@ def a_map(rows="aabb", revision=1):
 
 def told(this="", active=range(PARTITIONS), designs=None, bucket_map=None, text="x"):
     shared = [
-        SharedDesign(NAMES[p], "1-x", {"text": text})
+        SharedDesign(NAMES[p], "1-x", msgspec.Raw(b'{"text":"%b"}' % text.encode()))
         for p in (active if designs is None else designs)
     ]
     bucket = SharedBucket("b", "u1", PARTITIONS, "r1", this, bucket_map, list(active), shared)
@@ -34,7 +34,7 @@ def told(this="", active=range(PARTITIONS), designs=None, bucket_map=None, text=
 
 
 def texts(learned):
-    return {d.name: d.document["text"] for d in learned.designs}
+    return {d.name: msgspec.json.decode(d.document)["text"] for d in learned.designs}
 
 
 def test_a_node_that_is_alone_has_everything():

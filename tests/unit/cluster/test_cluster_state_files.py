@@ -1,8 +1,14 @@
+import msgspec
+
 from millstream.cluster.cluster_state import BucketState, Place, SharedDesign
 from millstream.cluster.cluster_state_files import find_learned, keep_learned
 
 LEARNED = BucketState(
-    "b", "u1", 4, [Place("a", "h", 1, 2, [0])], [SharedDesign("d", "1-x", {"views": {}})]
+    "b",
+    "u1",
+    4,
+    [Place("a", "h", 1, 2, [0])],
+    [SharedDesign("d", "1-x", msgspec.Raw(b'{"views":{}}'))],
 )
 
 

@@ -1,3 +1,4 @@
+import json
 import os
 
 import pytest
@@ -11,8 +12,8 @@ GOOD = {"views": {"by": {"map": "function (doc) { emit(doc._id) }", "reduce": "_
 async def test_documents_are_checked_and_kept(tmp_path):
     async with Node(tmp_path, buckets=["a:4"], http=None) as node:
         designs = node.engine.designs
-        await designs.check("a", "x", GOOD)
-        await designs.check("a", "x", {"filters": {}})
+        await designs.check("a", "x", json.dumps(GOOD).encode())
+        await designs.check("a", "x", b'{"filters":{}}')
         written = await designs.write("a", "x", b"{}", None, is_durable=True)
     async with Node(tmp_path, http=None) as node:
         designs = node.engine.designs
@@ -21,7 +22,7 @@ async def test_documents_are_checked_and_kept(tmp_path):
         with pytest.raises(ConditionError, match="no bucket"):
             await designs.read("b", "x")
         with pytest.raises(ConditionError, match="no bucket"):
-            await designs.check("b", "x", GOOD)
+            await designs.check("b", "x", json.dumps(GOOD).encode())
 
 
 @pytest.mark.parametrize(
@@ -46,7 +47,7 @@ async def test_documents_are_checked_and_kept(tmp_path):
 async def test_what_does_not_compile_is_refused(tmp_path, content, code):
     async with Node(tmp_path, buckets=["a:4"], http=None) as node:
         with pytest.raises(UsageError) as caught:
-            await node.engine.designs.check("a", "x", content)
+            await node.engine.designs.check("a", "x", json.dumps(content).encode())
     assert caught.value.code == code
 
 
@@ -62,7 +63,7 @@ async def test_python_functions_are_those_of_the_index_process(tmp_path, monkeyp
     design = {"views": {"by": {"map": "registered:test.there"}}, "language": "python"}
     options = {"buckets": ["a:4"], "http": None, "python_modules": ["functions_of_test"]}
     async with Node(tmp_path / "d", **options) as node:
-        await node.engine.designs.check("a", "x", design)
+        await node.engine.designs.check("a", "x", json.dumps(design).encode())
         design["views"]["by"]["reduce"] = "registered:none"
         with pytest.raises(UsageError, match="none"):
-            await node.engine.designs.check("a", "x", design)
+            await node.engine.designs.check("a", "x", json.dumps(design).encode())

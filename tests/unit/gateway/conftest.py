@@ -6,6 +6,7 @@ import msgspec
 import pytest
 
 from millstream.access.users import UserStore
+from millstream.databases.design_reading import KnownDesigns
 from millstream.errors import ConditionError, UnavailableError, UsageError
 from millstream.gateway.core.api.node import (
     BucketStatus,
@@ -37,6 +38,7 @@ class FakeDesigns:
 
     def __init__(self):
         self.refusal = None
+        self.known = KnownDesigns().of
         self.persisted = 0
         log = (FailoverEntry(0xA, 0, 1),)
         partitions = [

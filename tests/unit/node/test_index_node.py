@@ -81,7 +81,7 @@ async def test_it_answers_for_all_partitions_of_both_nodes(two, node):
     }  # fmt: skip
     assert node.metrics().buckets[BUCKET].keys() >= {"index_rows"}
     for change in (
-        node.designs.check(BUCKET, "d", {}),
+        node.designs.check(BUCKET, "d", b"{}"),
         node.designs.write(BUCKET, "d", b"{}", None, is_durable=True),
     ):
         with pytest.raises(UnavailableError) as refused:

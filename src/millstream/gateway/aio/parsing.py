@@ -81,9 +81,11 @@ async def decoded(text: bytes) -> Any:
     return assembly.value
 
 
-async def interpreted(call: Callable[[bytes], _Result], text: bytes) -> _Result:
+async def interpreted(call: Callable[..., _Result], text: bytes, *more: object) -> _Result:
     """Return what a function of a module makes of a text; of a large one in a helper process."""
-    return call(text) if len(text) <= SMALL_TEXT_BYTES else await run_apart(call, text)
+    if len(text) <= SMALL_TEXT_BYTES:
+        return call(text, *more)
+    return await run_apart(call, text, *more)
 
 
 async def taken_apart(data: bytes, most: int) -> BulkTexts:

@@ -15,7 +15,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import AsyncIterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Iterable, Mapping, Sequence
 from typing import Final, Self
 
 from aiohttp import web
@@ -32,6 +32,7 @@ __all__ = [
     "WHOLE_BYTES_MAX",
     "Turns",
     "WhileThere",
+    "as_they_come",
     "forget_frames",
     "send_pieces",
     "stream",
@@ -93,6 +94,14 @@ def _hold(piece: Piece) -> Piece:
     if len(piece) > WHOLE_BYTES_MAX:
         hold_copies(len(piece))
     return piece
+
+
+async def as_they_come(pieces: Iterable[Piece]) -> AsyncIterator[Piece]:
+    """Yield pieces that are made without waiting; others have turns between them."""
+    turns = Turns()
+    for piece in pieces:
+        await turns.give()
+        yield piece
 
 
 async def stream(

@@ -12,20 +12,22 @@ Elsewhere: the pages (`gateway.aio.databases.design_pages`), the revisions thems
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any, Final, NamedTuple
+from typing import Final, NamedTuple
 from urllib.parse import unquote
 
 import msgspec
 
 from millstream.documents.json_text import is_special
+from millstream.documents.reading import Piece
 from millstream.documents.revisions import checked_rev
 from millstream.errors import UsageError
 
 __all__ = [
+    "DESIGN_BYTES_MAX",
     "SentDocument",
     "as_etag",
     "checked_rev",
-    "document_text",
+    "document_pieces",
     "is_batch",
     "named_rev",
     "names_etag",
@@ -34,6 +36,8 @@ __all__ = [
     "refuse_document_options",
 ]
 
+DESIGN_BYTES_MAX: Final = 1024 * 1024
+"""Body of a request that stores a design document."""
 _MEMBERS: Final = msgspec.json.Decoder(dict[str, msgspec.Raw])
 _IGNORED: Final = frozenset(
     {"_revisions", "_revs_info", "_conflicts", "_deleted_conflicts", "_local_seq"}
@@ -48,8 +52,6 @@ class SentDocument(NamedTuple):
 
     body: bytes
     """The stored form: a JSON object."""
-    content: dict[str, Any]
-    """The same, decoded."""
     rev: str | None
     is_deleted: bool
 
@@ -65,7 +67,8 @@ def parse_document(data: bytes, doc_id: str) -> SentDocument:
         rev, is_deleted = _special(members, doc_id)
         kept = {name: raw for name, raw in members.items() if not is_special(name)}
         body = msgspec.json.encode(kept)
-        return SentDocument(body, msgspec.json.decode(body), rev, is_deleted)
+        msgspec.json.decode(body)  # all of it is JSON that can be read
+        return SentDocument(body, rev, is_deleted)
     except msgspec.ValidationError as error:
         raise UsageError("Document must be a JSON object", code="bad_request") from error
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
@@ -92,10 +95,10 @@ def _special(members: Mapping[str, msgspec.Raw], doc_id: str) -> tuple[str | Non
     return rev, is_deleted
 
 
-def document_text(doc_id: str, rev: str, body: bytes) -> bytes:
-    """Return a stored object with its `_id` and `_rev` in front."""
+def document_pieces(doc_id: str, rev: str, body: bytes) -> tuple[Piece, Piece]:
+    """Return the text of a stored object with its `_id` and `_rev` in front. Nothing is copied."""
     names = msgspec.json.encode({"_id": doc_id, "_rev": rev})
-    return names[:-1] + (b"}" if body == b"{}" else b"," + body[1:])
+    return (names[:-1], b"}") if body == b"{}" else (names[:-1] + b",", memoryview(body)[1:])
 
 
 def as_etag(rev: str) -> str:

@@ -11,16 +11,21 @@ Elsewhere: parameters (`views.core.query.parameters`), pages
 from __future__ import annotations
 
 from bisect import bisect_left, bisect_right
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from typing import Any, NamedTuple
 
 import msgspec
 
+from millstream.documents.reading import Piece
 from millstream.errors import UsageError
-from millstream.gateway.core.documents import document_text
+from millstream.gateway.core.documents import document_pieces
 from millstream.views.core.query.parameters import MISSING, Query
 
 __all__ = ["Listed", "list_documents"]
+
+
+Row = tuple[bytes, tuple[Piece, ...]]
+"""The beginning of a row, and the pieces that follow."""
 
 
 class Listed(NamedTuple):
@@ -31,20 +36,23 @@ class Listed(NamedTuple):
     body: bytes
 
 
-def list_documents(documents: Sequence[Listed], query: Query) -> dict[str, Any]:
-    """Return the answer to a query.
+def list_documents(
+    documents: Sequence[Listed], query: Query, *, is_counted: bool = True
+) -> Iterator[Piece]:
+    """Return the answer to a query, as the pieces of its text.
 
     Args:
         documents: all that are not deleted, sorted by the bytes of their ids.
         query: parsed and checked without reduce; parameters without meaning for a list are
             ignored.
+        is_counted: whether the number of documents is told.
 
     Raises:
         UsageError: `query_parse_error`: a key that is no string.
     """
-    shown = _row_with_document if query.include_docs else _row
     if query.keys is not None:
-        return _by_keys(documents, query, shown)
+        total = len(documents) if is_counted else None
+        return _text({"total_rows": total, "offset": None}, _by_keys(documents, query))
     ids = [document.id.encode() for document in documents]
     start, end = (
         (query.key, query.key) if query.key is not MISSING else (query.startkey, query.endkey)
@@ -60,44 +68,51 @@ def list_documents(documents: Sequence[Listed], query: Query) -> dict[str, Any]:
     if query.descending:
         found.reverse()
     cut = found[query.skip : None if query.limit is None else query.skip + query.limit]
-    return {
-        "total_rows": len(ids),
-        "offset": min(offset + query.skip, len(ids)),
-        "rows": [shown(document) for document in cut],
-    }
+    head: dict[str, Any] = {"total_rows": None, "offset": None}
+    if is_counted:
+        head = {"total_rows": len(ids), "offset": min(offset + query.skip, len(ids))}
+    return _text(head, (_row(document, query) for document in cut))
 
 
-def _by_keys(
-    documents: Sequence[Listed], query: Query, shown: Callable[[Listed], Mapping[str, Any]]
-) -> dict[str, Any]:
+def _text(head: dict[str, Any], rows: Iterable[Row]) -> Iterator[Piece]:
+    before = msgspec.json.encode(head)[:-1] + b',"rows":['
+    for first, more in rows:
+        yield before + first
+        yield from more
+        before = b","
+    yield b"]}\n" if before == b"," else before + b"]}\n"
+
+
+def _by_keys(documents: Sequence[Listed], query: Query) -> Iterator[Row]:
     by_id = {document.id: document for document in documents}
     keys = list(query.keys or ())
     if query.descending:
         keys.reverse()
-    rows: list[Mapping[str, Any]] = []
     for key in keys[query.skip : None if query.limit is None else query.skip + query.limit]:
-        document = by_id.get(_text(key))
-        rows.append({"key": key, "error": "not_found"} if document is None else shown(document))
-    return {"total_rows": len(documents), "offset": None, "rows": rows}
+        document = by_id.get(_id(key))
+        if document is None:
+            yield msgspec.json.encode({"key": key, "error": "not_found"}), ()
+        else:
+            yield _row(document, query)
 
 
 def _edge(ids: Sequence[bytes], key: Any, default: int, *, is_after: bool) -> int:
     if key is MISSING:
         return default
     search = bisect_right if is_after else bisect_left
-    return search(ids, _text(key).encode(errors="surrogatepass"))
+    return search(ids, _id(key).encode(errors="surrogatepass"))
 
 
-def _text(key: Any) -> str:
+def _id(key: Any) -> str:
     if not isinstance(key, str):
         raise UsageError(f"key {key!r}: ids are strings", code="query_parse_error")
     return key
 
 
-def _row(document: Listed) -> dict[str, Any]:
-    return {"id": document.id, "key": document.id, "value": {"rev": document.rev}}
-
-
-def _row_with_document(document: Listed) -> dict[str, Any]:
-    text = document_text(document.id, document.rev, document.body)
-    return _row(document) | {"doc": msgspec.Raw(text)}
+def _row(document: Listed, query: Query) -> Row:
+    row = {"id": document.id, "key": document.id, "value": {"rev": document.rev}}
+    head = msgspec.json.encode(row)
+    if not query.include_docs:
+        return head, ()
+    pieces = document_pieces(document.id, document.rev, document.body)
+    return head[:-1] + b',"doc":' + pieces[0], (pieces[1], b"}")

@@ -1,4 +1,5 @@
-import msgspec
+import json
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -12,7 +13,7 @@ DOCUMENTS = [Listed(f"_design/{name}", f"1-{number}", b"{}") for number, name in
 
 
 def listed(**options):
-    return list_documents(DOCUMENTS, parse_query(options))
+    return json.loads(b"".join(list_documents(DOCUMENTS, parse_query(options))))
 
 
 def names(**options):
@@ -63,7 +64,7 @@ def test_keys_are_answered_in_their_order():
 
 def test_documents_come_along():
     row = listed(include_docs=True, limit=1)["rows"][0]
-    assert msgspec.json.decode(row["doc"]) == {"_id": "_design/A", "_rev": "1-0"}
+    assert row["doc"] == {"_id": "_design/A", "_rev": "1-0"}
 
 
 @pytest.mark.parametrize("options", [{"key": 1}, {"startkey": None}, {"keys": ["a", []]}])

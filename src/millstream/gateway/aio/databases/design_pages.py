@@ -12,7 +12,6 @@ Source: CouchDB's design document API.
 
 from __future__ import annotations
 
-from typing import Final
 from urllib.parse import quote
 
 from aiohttp import web
@@ -25,14 +24,16 @@ from millstream.gateway.aio.answers import (
     NODE_API,
     answer,
     design_of,
-    raw_answer,
     read_body,
     require,
 )
+from millstream.gateway.aio.parsing import interpreted
+from millstream.gateway.aio.streaming import as_they_come, stream
 from millstream.gateway.core.documents import (
+    DESIGN_BYTES_MAX,
     as_etag,
     checked_rev,
-    document_text,
+    document_pieces,
     is_batch,
     named_rev,
     names_etag,
@@ -49,13 +50,10 @@ from millstream.views.core.query.parameters import (
     url_options,
 )
 
-__all__ = ["DESIGN_BYTES_MAX", "routes"]
-
-DESIGN_BYTES_MAX: Final = 1024 * 1024
-"""Body of a request that stores a design document."""
+__all__ = ["routes"]
 
 
-async def _get(request: web.Request) -> web.Response:
+async def _get(request: web.Request) -> web.StreamResponse:
     bucket, name = design_of(request)
     require(request, "read", bucket, instead="design")
     refuse_document_options(request.query)
@@ -70,21 +68,22 @@ async def _get(request: web.Request) -> web.Response:
     etag = as_etag(found.rev)
     if names_etag(request.headers.get("If-None-Match"), etag):
         return web.Response(status=304, headers={"ETag": etag})
-    text = document_text(f"_design/{name}", found.rev, found.body)
-    return raw_answer(text + b"\n", headers={"ETag": etag})
+    pieces = document_pieces(f"_design/{name}", found.rev, found.body)
+    return await stream(request, as_they_come([*pieces, b"\n"]), {"ETag": etag})
 
 
 async def _put(request: web.Request) -> web.Response:
     bucket, name = design_of(request)
     require(request, "design", bucket)
     refuse_document_options(request.query)
-    sent = parse_document(await read_body(request, DESIGN_BYTES_MAX), f"_design/{name}")
+    data = await read_body(request, DESIGN_BYTES_MAX)
+    sent = await interpreted(parse_document, data, f"_design/{name}")
     rev = named_rev(request.query, request.headers.get("If-Match"), sent.rev)
     designs, is_durable = request.app[NODE_API].designs, not is_batch(request.query)
     if sent.is_deleted:
         written = await designs.write(bucket, name, None, rev, is_durable=is_durable)
     else:
-        await designs.check(bucket, name, sent.content)
+        await designs.check(bucket, name, sent.body)
         written = await designs.write(bucket, name, sent.body, rev, is_durable=is_durable)
     return _written(request, written, 201)
 
@@ -115,7 +114,7 @@ async def _copy(request: web.Request) -> web.Response:
     return _written(request, written, 201)
 
 
-async def _design_docs(request: web.Request) -> web.Response:
+async def _design_docs(request: web.Request) -> web.StreamResponse:
     bucket = request.match_info[DATABASE]
     require(request, "read", bucket, instead="design")
     options = url_options(request.query.items())
@@ -124,9 +123,8 @@ async def _design_docs(request: web.Request) -> web.Response:
     query = parse_query(options)
     query.check(has_reduce=False)
     designs = await request.app[NODE_API].designs.all(bucket)
-    return answer(
-        list_documents([Listed(f"_design/{d.name}", d.rev, d.body) for d in designs], query)
-    )
+    pieces = list_documents([Listed(f"_design/{d.name}", d.rev, d.body) for d in designs], query)
+    return await stream(request, as_they_come(pieces), {})
 
 
 def _written(request: web.Request, written: StoredDesign, status: int) -> web.Response:

@@ -23,6 +23,7 @@ from typing import Any, Final, NamedTuple
 import msgspec
 from aiohttp import web
 
+from millstream.documents.asked import DocumentsAsked, documents_asked, revs_asked
 from millstream.documents.large_texts import BulkTexts, Named, named
 from millstream.documents.reading import (
     PLAIN,
@@ -59,7 +60,6 @@ from millstream.gateway.aio.documents.old_contents import with_old
 from millstream.gateway.aio.documents.writing import Edit, Stored, write
 from millstream.gateway.aio.parsing import (
     beside,
-    decoded,
     interpreted,
     parsed,
     prepare,
@@ -68,7 +68,7 @@ from millstream.gateway.aio.parsing import (
 )
 from millstream.gateway.aio.streaming import Turns, stream
 from millstream.gateway.core.api.documents import DocumentApi
-from millstream.gateway.core.document_options import is_true, parse_revs
+from millstream.gateway.core.document_options import OPEN_REVS_MAX, is_true, parse_revs
 from millstream.gateway.core.errors import body_of
 from millstream.gateway.core.multipart import end, missing_part
 
@@ -80,7 +80,7 @@ __all__ = [
 BULK_BYTES_MAX: Final = 128 * 1024 * 1024
 """Body of a request with many documents."""
 REVISIONS_ASKED_MAX: Final = 100_000
-"""Documents in one `_bulk_docs`, `_bulk_get`, `_revs_diff` or `_purge`."""
+"""Documents in one `_bulk_docs`, `_bulk_get` or `_revs_diff`."""
 READ_TOGETHER_MAX: Final = 500
 """Documents that are asked for at a time."""
 ROWS_ENCODED_MAX: Final = 1000
@@ -152,11 +152,6 @@ async def _sent_texts(request: web.Request) -> BulkTexts:
     if request.content_type != "application/json":
         raise UsageError("Content-Type must be application/json", code="bad_content_type")
     return await taken_apart(await read_body(request, BULK_BYTES_MAX), REVISIONS_ASKED_MAX)
-
-
-def _check_count(count: int) -> None:
-    if count > REVISIONS_ASKED_MAX:
-        raise UsageError(f"at most {REVISIONS_ASKED_MAX} documents at a time", code="too_large")
 
 
 async def _edits(
@@ -272,56 +267,38 @@ async def _full_commit(request: web.Request) -> web.Response:
 # -- comparing
 
 
-async def revs_by_id(request: web.Request) -> dict[str, list[str]]:
-    """Return what a body {id: [revisions]} asks for.
+async def revs_by_id(request: web.Request, ids_max: int) -> AsyncGenerator[dict[str, list[str]]]:
+    """Yield what a body {id: [revisions]} asks for, some documents at a time.
 
     Raises:
         UsageError: `bad_request`, `bad_json`, `too_large`.
     """
-    asked = await decoded(await read_body(request, BULK_BYTES_MAX))
-    if not isinstance(asked, dict):
-        raise _no_revs()
-    _check_count(len(asked))
-    turns = Turns()
-    for revs in asked.values():
+    body, turns = await read_body(request, BULK_BYTES_MAX), Turns()
+    for text in await interpreted(revs_asked, body, ids_max, REVISIONS_OF_ONE_MAX):
         await turns.give()
-        if not isinstance(revs, list) or not all(isinstance(rev, str) for rev in revs):
-            raise _no_revs()
-        if len(revs) > REVISIONS_OF_ONE_MAX:
-            raise UsageError(
-                f"at most {REVISIONS_OF_ONE_MAX} revisions of a document at a time",
-                code="too_large",
-            )
-        for rev in revs:
-            await turns.give()
-            checked_rev(rev)
-    return asked
+        yield msgspec.json.decode(text)
 
 
-def _no_revs() -> UsageError:
-    return UsageError("the body must be {id: [revisions]}", code="bad_request")
-
-
-async def _differences(request: web.Request) -> dict[str, dict[str, list[str]]]:
+async def _differences(request: web.Request) -> AsyncGenerator[dict[str, dict[str, list[str]]]]:
+    """Yield what is missing of the documents that a request asks for, some at a time."""
     bucket = request.match_info[DATABASE]
     require(request, "read", bucket, instead="write")
-    asked = await revs_by_id(request)
-    found: dict[str, dict[str, list[str]]] = {}
-    turns = Turns()
-    documents = request.app[NODE_API].documents
-    async with aclosing(_known(documents, bucket, list(asked))) as known:
-        async for doc_id, document in known:
-            await turns.give()
-            if isinstance(document, MillstreamError):
-                raise document
-            revs = asked[doc_id]
-            if document is None or len(revs) <= REVISIONS_QUICK_MAX:
-                said = differences(document, revs)
-            else:
-                said = await beside(differences, document, revs)
-            if said:
-                found[doc_id] = said
-    return found
+    documents, turns = request.app[NODE_API].documents, Turns()
+    async for asked in revs_by_id(request, REVISIONS_ASKED_MAX):
+        found: dict[str, dict[str, list[str]]] = {}
+        async with aclosing(_known(documents, bucket, list(asked))) as known:
+            async for doc_id, document in known:
+                await turns.give()
+                if isinstance(document, MillstreamError):
+                    raise document
+                revs = asked[doc_id]
+                if len(revs) <= REVISIONS_QUICK_MAX:
+                    said = differences(document, revs)
+                else:
+                    said = await beside(differences, document, revs)
+                if said:
+                    found[doc_id] = said
+        yield found
 
 
 async def _known(
@@ -349,25 +326,17 @@ def _is_legal(doc_id: str) -> bool:
 
 
 async def _revs_diff(request: web.Request) -> web.Response:
-    return await _answered(await _differences(request))
+    texts = [msgspec.json.encode(some)[1:-1] async for some in _differences(request) if some]
+    return raw_answer(b"{%b}\n" % b",".join(texts))
 
 
 async def _missing_revs(request: web.Request) -> web.Response:
-    found = await _differences(request)
-    missing = {doc_id: one["missing"] for doc_id, one in found.items()}
-    return await _answered(missing, b'{"missing_revs":', b"}")
-
-
-async def _answered(
-    found: Mapping[str, Any], before: bytes = b"", behind: bytes = b""
-) -> web.Response:
-    """Return an answer with an object, encoded by and by."""
-    turns, names, texts = Turns(), list(found), list[bytes]()
-    for begin in range(0, len(names), ROWS_ENCODED_MAX):
-        await turns.give()
-        some = {name: found[name] for name in names[begin : begin + ROWS_ENCODED_MAX]}
-        texts.append(msgspec.json.encode(some)[1:-1])
-    return raw_answer(b"%b{%b}%b\n" % (before, b",".join(texts), behind))
+    texts = [
+        msgspec.json.encode({doc_id: one["missing"] for doc_id, one in some.items()})[1:-1]
+        async for some in _differences(request)
+        if some
+    ]
+    return raw_answer(b'{"missing_revs":{%b}}\n' % b",".join(texts))
 
 
 # -- reading
@@ -376,11 +345,10 @@ async def _answered(
 async def _bulk_get(request: web.Request) -> web.StreamResponse:
     bucket = request.match_info[DATABASE]
     require(request, "read", bucket)
-    content, asked = await _asked_of(await decoded(await read_body(request, BULK_BYTES_MAX)))
-    given: dict[str, str] = dict(request.query)
-    for name in ("revs", "latest", "attachments"):
-        if isinstance(content.get(name), bool):
-            given.setdefault(name, "true" if content[name] else "false")
+    body = await read_body(request, BULK_BYTES_MAX)
+    asked = await interpreted(documents_asked, body, REVISIONS_ASKED_MAX, OPEN_REVS_MAX)
+    given = {name: "true" if flag else "false" for name, flag in asked.flags.items()}
+    given |= dict(request.query)
     shown = Shown(revs=True) if is_true(given, "revs") else PLAIN
     documents = request.app[NODE_API].documents
     getting = _Getting(
@@ -398,23 +366,10 @@ async def _bulk_get(request: web.Request) -> web.StreamResponse:
     return await stream(request, getting.results(asked), {})
 
 
-async def _asked_of(content: Any) -> tuple[dict[str, Any], list[_Asked]]:
-    docs = content.get("docs") if isinstance(content, dict) else None
-    if not isinstance(docs, list):
-        raise UsageError("Missing JSON list of 'docs'.", code="bad_request")
-    _check_count(len(docs))
-    asked, turns = list[_Asked](), Turns()
-    for form in docs:
-        await turns.give()
-        asked.append(_asked(form))
-    return content, asked
-
-
-def _asked(form: Any) -> _Asked:
-    if not isinstance(form, Mapping) or not isinstance(form.get("id"), str):
+def _asked(form: Mapping[str, Any] | None) -> _Asked:
+    if form is None:
         return _Asked("", error=UsageError("document id missed", code="bad_request"))
     doc_id, rev, since = form["id"], form.get("rev"), form.get("atts_since")
-    rev = None if rev is None else str(rev)
     try:
         return _Asked(doc_id, rev, None if since is None else parse_revs(since))
     except UsageError as error:
@@ -436,15 +391,12 @@ class _Getting:
         self._documents, self._bucket, self._shown = documents, bucket, shown
         self._latest, self._attachments = latest, attachments
 
-    async def results(self, asked: Sequence[_Asked]) -> AsyncIterator[Piece]:
+    async def results(self, asked: DocumentsAsked) -> AsyncIterator[Piece]:
         """Yield the JSON answer."""
         encode = msgspec.json.encode
         before = b'{"results":['
-        turns = Turns()
         async with aclosing(self._known(asked)) as known:
-            for one in asked:
-                await turns.give()
-                _, document = await anext(known)
+            async for one, document in known:
                 before += b'{"id":%b,"docs":[' % encode(one.shown_id)
                 async for first, more in self._texts(one, document):
                     yield before + first
@@ -453,12 +405,19 @@ class _Getting:
                     before = b","
                 yield b"]}" if before == b"," else before + b"]}"
                 before = b","
-        yield b"]}\n" if asked else before + b"]}\n"
+        yield b"]}\n" if asked.length else before + b"]}\n"
 
-    def _known(
-        self, asked: Sequence[_Asked]
-    ) -> AsyncGenerator[tuple[str, StoredDocument | MillstreamError | None], None]:
-        return _known(self._documents, self._bucket, [one.id for one in asked])
+    async def _known(
+        self, asked: DocumentsAsked
+    ) -> AsyncGenerator[tuple[_Asked, StoredDocument | MillstreamError | None], None]:
+        turns = Turns()
+        for text in asked.portions:
+            some = list(map(_asked, msgspec.json.decode(text)))
+            found = _known(self._documents, self._bucket, [one.id for one in some])
+            async with aclosing(found) as known:
+                for one in some:
+                    await turns.give()
+                    yield one, (await anext(known))[1]
 
     async def _texts(
         self, one: _Asked, read: StoredDocument | MillstreamError | None
@@ -515,13 +474,10 @@ class _Getting:
     def _failed(one: _Asked, error: MillstreamError) -> dict[str, Any]:
         return {"id": one.shown_id, "rev": one.rev, **body_of(error, _PATH)}
 
-    async def parts(self, asked: Sequence[_Asked], boundary: str) -> AsyncIterator[Piece]:
+    async def parts(self, asked: DocumentsAsked, boundary: str) -> AsyncIterator[Piece]:
         """Yield the multipart answer."""
-        turns = Turns()
         async with aclosing(self._known(asked)) as known:
-            for one in asked:
-                await turns.give()
-                _, read = await anext(known)
+            async for one, read in known:
                 try:
                     document, found = await self._found(one, read)
                 except MillstreamError as error:

@@ -16,6 +16,7 @@ from urllib.parse import unquote
 
 from aiohttp import web
 
+from millstream.documents.reading import Piece
 from millstream.documents.sent import local_rev, parse_local
 from millstream.errors import ConditionError, UsageError
 from millstream.gateway.aio.answers import (
@@ -23,13 +24,13 @@ from millstream.gateway.aio.answers import (
     DATABASE_PATH,
     NODE_API,
     answer,
-    raw_answer,
     read_body,
     require,
 )
 from millstream.gateway.aio.parsing import interpreted
+from millstream.gateway.aio.streaming import as_they_come, stream
 from millstream.gateway.core.api.documents import LocalDocument
-from millstream.gateway.core.documents import document_text
+from millstream.gateway.core.documents import document_pieces
 from millstream.gateway.core.listing import Listed, list_documents
 from millstream.views.core.query.parameters import (
     QUERY_BODY_BYTES_MAX,
@@ -38,16 +39,16 @@ from millstream.views.core.query.parameters import (
     url_options,
 )
 
-__all__ = ["LOCAL_BYTES_MAX", "local_text", "routes"]
+__all__ = ["LOCAL_BYTES_MAX", "local_pieces", "routes"]
 
 LOCAL_BYTES_MAX: Final = 8 * 1024 * 1024
 """Body of a request that stores one."""
 _LOCAL: Final = DATABASE_PATH + "/{local:_local(?:/|%2F)[^/]+}"
 
 
-def local_text(found: LocalDocument) -> bytes:
+def local_pieces(found: LocalDocument) -> tuple[Piece, Piece]:
     """Return the text of one."""
-    return document_text(f"_local/{found.id}", f"0-{found.rev}", found.body)
+    return document_pieces(f"_local/{found.id}", f"0-{found.rev}", found.body)
 
 
 def _of(request: web.Request) -> tuple[str, str]:
@@ -55,12 +56,12 @@ def _of(request: web.Request) -> tuple[str, str]:
     return request.match_info[DATABASE], request.match_info["local"].removeprefix("_local/")
 
 
-async def _get(request: web.Request) -> web.Response:
+async def _get(request: web.Request) -> web.StreamResponse:
     bucket, doc_id = _of(request)
     found = await request.app[NODE_API].documents.read_local(bucket, doc_id)
     if found is None:
         raise ConditionError("missing", code="not_found")
-    return raw_answer(local_text(found) + b"\n")
+    return await stream(request, as_they_come([*local_pieces(found), b"\n"]), {})
 
 
 async def _attachment(request: web.Request) -> web.Response:
@@ -106,7 +107,7 @@ def _written(doc_id: str, number: int, status: int) -> web.Response:
     return answer({"ok": True, "id": f"_local/{doc_id}", "rev": f"0-{number}"}, status=status)
 
 
-async def _list(request: web.Request) -> web.Response:
+async def _list(request: web.Request) -> web.StreamResponse:
     bucket = request.match_info[DATABASE]
     require(request, "read", bucket)
     options = url_options(request.query.items())
@@ -116,8 +117,9 @@ async def _list(request: web.Request) -> web.Response:
     query.check(has_reduce=False)
     found = await request.app[NODE_API].documents.locals(bucket)
     listed = [Listed(f"_local/{one.id}", f"0-{one.rev}", one.body) for one in found]
-    shown = list_documents(sorted(listed, key=lambda one: one.id.encode()), query)
-    return answer(shown | {"total_rows": None, "offset": None})
+    listed.sort(key=lambda one: one.id.encode())
+    pieces = list_documents(listed, query, is_counted=False)
+    return await stream(request, as_they_come(pieces), {})
 
 
 def routes() -> list[web.RouteDef]:

@@ -329,7 +329,7 @@ async def _design_refusal(request: web.Request, bucket: str, edit: Edit) -> Mill
         require(request, "design", bucket)
         if not edit.sent.is_deleted and not edit.is_replicated:
             name = edit.doc_id.removeprefix(_DESIGN)
-            await request.app[NODE_API].designs.check(bucket, name, dict(edit.sent.content))
+            await request.app[NODE_API].designs.check(bucket, name, edit.sent.body)
     except MillstreamError as error:
         return error
     return None

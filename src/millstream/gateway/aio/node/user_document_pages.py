@@ -31,9 +31,10 @@ from aiohttp import web
 from millstream.access.users import User
 from millstream.errors import AccessError, ConditionError, UsageError
 from millstream.gateway.aio.answers import NODE_API, USER, answer, raw_answer, read_body, require
+from millstream.gateway.aio.streaming import as_they_come, stream
 from millstream.gateway.core.documents import (
     as_etag,
-    document_text,
+    document_pieces,
     named_rev,
     names_etag,
 )
@@ -103,7 +104,7 @@ async def _info(request: web.Request) -> web.Response:
     )
 
 
-async def _all_docs(request: web.Request) -> web.Response:
+async def _all_docs(request: web.Request) -> web.StreamResponse:
     require(request, "admin")
     options = url_options(request.query.items())
     if request.method == "POST":
@@ -113,7 +114,7 @@ async def _all_docs(request: web.Request) -> web.Response:
     users = request.app[NODE_API].users.all()
     documents = [listed(user) for user in users.values()]
     documents.sort(key=lambda one: one.id.encode())
-    return answer(list_documents(documents, query))
+    return await stream(request, as_they_come(list_documents(documents, query)), {})
 
 
 async def _get(request: web.Request) -> web.Response:
@@ -128,7 +129,8 @@ async def _get(request: web.Request) -> web.Response:
     etag = as_etag(document.rev)
     if names_etag(request.headers.get("If-None-Match"), etag):
         return web.Response(status=304, headers={"ETag": etag})
-    return raw_answer(document_text(*document) + b"\n", headers={"ETag": etag})
+    text = b"".join([*document_pieces(*document), b"\n"])
+    return raw_answer(text, headers={"ETag": etag})
 
 
 # -- writing

@@ -28,16 +28,20 @@ from millstream.gateway.aio.answers import (
     read_object,
     require,
 )
+from millstream.gateway.aio.parsing import decoded, understood
 from millstream.gateway.core.api.node import CommonNodeApi
-from millstream.views.core.design.design_documents import DESIGN_PREFIX, design_name, read_design
+from millstream.gateway.core.documents import DESIGN_BYTES_MAX
+from millstream.views.core.design.design_documents import DESIGN_PREFIX, design_name
 from millstream.views.core.mango.definitions import parse_definition
 from millstream.views.core.mango.planning import ALL_DOCS, Index, indexes_of
 from millstream.views.core.mango.selectors import parse_selector
 
-__all__ = ["DELETED_AT_ONCE_MAX", "indexes_of_bucket", "routes"]
+__all__ = ["DELETED_AT_ONCE_MAX", "INDEX_BYTES_MAX", "indexes_of_bucket", "routes"]
 
 DELETED_AT_ONCE_MAX: Final = 100
 """Design documents in one request to `_bulk_delete`."""
+INDEX_BYTES_MAX: Final = 128 * 1024
+"""Body of a request that makes an index."""
 _OPTIONS: Final = frozenset({"index", "type", "name", "ddoc", "w", "partitioned"})
 _LANGUAGE: Final = "query"
 
@@ -51,7 +55,7 @@ async def indexes_of_bucket(api: CommonNodeApi, bucket: str) -> list[Index]:
     return [
         index
         for design in await api.designs.all(bucket)
-        for index in indexes_of(design.name, read_design(design.body))
+        for index in (await api.designs.known(bucket, design)).indexes
     ]
 
 
@@ -78,13 +82,14 @@ def _parameter(request: web.Request, name: str, default: int, least: int) -> int
 async def _make(request: web.Request) -> web.Response:
     bucket = request.match_info[DATABASE]
     require(request, "design", bucket)
-    design, name, view = _asked(await read_object(request))
-    rev, content = await _read(request, design)
-    views = content.setdefault("views", {})
+    content = await read_object(request, INDEX_BYTES_MAX)
+    design, name, view = await understood(request, _asked, content)
+    rev, stored = await _read(request, design)
+    views = stored.setdefault("views", {})
     state = "exists" if views.get(name) == view else "created"
     if state == "created":
         views[name] = view
-        await _write(request, design, rev, content)
+        await _write(request, design, rev, stored)
     return answer({"result": state, "id": DESIGN_PREFIX + design, "name": name})
 
 
@@ -183,7 +188,13 @@ async def _read(request: web.Request, design: str) -> tuple[str | None, dict[str
     found = await request.app[NODE_API].designs.read(request.match_info[DATABASE], design)
     if found is None or found.is_deleted:
         return None, {"language": _LANGUAGE}
-    content = read_design(found.body)
+    if len(found.body) > DESIGN_BYTES_MAX:
+        raise UsageError(
+            f"_design/{design} has {len(found.body)} bytes: indexes are changed in documents of "
+            f"at most {DESIGN_BYTES_MAX}; name another one with `ddoc`",
+            code="too_large",
+        )
+    content: dict[str, Any] = await decoded(found.body)
     if content.get("language") != _LANGUAGE:
         raise UsageError(
             "Existing design doc has an invalid language: "
@@ -197,9 +208,9 @@ async def _write(
     request: web.Request, design: str, rev: str | None, content: dict[str, Any] | None
 ) -> None:
     bucket, designs = request.match_info[DATABASE], request.app[NODE_API].designs
-    if content is not None:
-        await designs.check(bucket, design, content)
     body = None if content is None else msgspec.json.encode(content)
+    if body is not None:
+        await designs.check(bucket, design, body)
     await designs.write(bucket, design, body, rev, is_durable=True)
 
 

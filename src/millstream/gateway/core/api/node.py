@@ -28,6 +28,7 @@ from millstream.model.partitions import PartitionState
 from millstream.model.position import FailoverLog
 from millstream.model.standing import Standing
 from millstream.views.core.design.design_code import DocumentChange, Updated
+from millstream.views.core.design.known_designs import KnownDesign
 
 __all__ = [
     "BucketStatus",
@@ -114,7 +115,15 @@ class DesignApi(Protocol):
     async def read(self, bucket: str, name: str) -> StoredDesign | None:
         """Return a document or its tombstone; None if there was never one."""
 
-    async def check(self, bucket: str, name: str, content: dict[str, Any]) -> None:
+    async def known(self, bucket: str, stored: StoredDesign) -> KnownDesign:
+        """Return what a design document that is not deleted says.
+
+        Raises:
+            UsageError: `invalid_design_doc`: it is no object.
+            UnavailableError: `long_call_failed`.
+        """
+
+    async def check(self, bucket: str, name: str, body: bytes) -> None:
         """Reject a document that is no design document or whose functions do not compile.
 
         Raises:

@@ -8,9 +8,11 @@ Elsewhere: refusals and subscribers (`kv.core.revisions.design_documents`).
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Awaitable, Callable
 from functools import partial
 
+from millstream.documents.json_text import LARGE_BYTES
 from millstream.errors import UnavailableError
 from millstream.kv.aio.majority import MajorityWait
 from millstream.kv.aio.reading_back import with_documents
@@ -91,4 +93,6 @@ class DesignStore:
             one = await with_documents(partial(self.documents.read_copy, key))
             if one is not None and not one.is_deleted:
                 found.append(one)
+                if len(one.body) > LARGE_BYTES:
+                    await asyncio.sleep(0)  # it was copied
         return found

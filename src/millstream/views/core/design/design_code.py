@@ -30,6 +30,7 @@ if TYPE_CHECKING:
 
 __all__ = [
     "BROKEN",
+    "CODE_BYTES_MAX",
     "VALIDATE",
     "DesignCode",
     "DocumentChange",
@@ -41,6 +42,8 @@ __all__ = [
 ]
 
 VALIDATE: Final = "validate_doc_update"
+CODE_BYTES_MAX: Final = 1024 * 1024
+"""Size of a design document whose functions other than views are run. A larger one is stored."""
 BROKEN: Final = {
     "time": "it has no end within the time limit",
     "memory": "it needs more memory than it may have",
@@ -84,12 +87,19 @@ class DesignCode:
     """Why the functions of a member cannot be run, by member."""
 
     @property
+    def has_functions(self) -> bool:
+        """Whether any function of it is run, but for `validate_doc_update`."""
+        return bool(self.filters or self.updates or self.views)
+
+    @property
     def id(self) -> str:
         """The document's id."""
         return DESIGN_PREFIX + self.key[1]
 
 
-def read_code(bucket: str, name: str, rev: str, body: bytes) -> DesignCode:
+def read_code(
+    bucket: str, name: str, rev: str, body: bytes, content: Mapping[str, Any] | None = None
+) -> DesignCode:
     """Return the functions of a design document, whatever stands in it.
 
     Filters, updates and views are those that are text, in a document of the language JavaScript.
@@ -99,8 +109,9 @@ def read_code(bucket: str, name: str, rev: str, body: bytes) -> DesignCode:
         name: without `_design/`.
         rev: its revision.
         body: a JSON object without `_id` and `_rev`.
+        content: its members, if they are known.
     """
-    content = read_design(body)
+    content = read_design(body) if content is None else content
     language = content.get("language", "javascript")
     faults: dict[str, str] = {}
     validate = content.get(VALIDATE)
@@ -111,6 +122,15 @@ def read_code(bucket: str, name: str, rev: str, body: bytes) -> DesignCode:
             faults[VALIDATE] = f"`{VALIDATE}` is not run in the language {language!r}"
     if language != "javascript":
         content = {}
+    members = {member: content.get(member) or {} for member in ("filters", "updates", "views")}
+    if len(body) > CODE_BYTES_MAX:
+        large = (
+            f"the document has {len(body)} bytes; functions of one are run up to {CODE_BYTES_MAX}"
+        )
+        faults |= {member: large for member, value in members.items() if value}
+        if validate is not None:
+            faults.setdefault(VALIDATE, large)
+        content, body = {}, b"{}"
     head = msgspec.json.encode({"_id": DESIGN_PREFIX + name, "_rev": rev})
     text = head[:-1] + (b"}" if body == b"{}" else b"," + body.lstrip()[1:])
     views = content.get("views")
@@ -136,8 +156,11 @@ def _named(content: Mapping[str, Any], member: str, faults: dict[str, str]) -> f
     return found
 
 
-def missing(what: str, name: str, code: DesignCode) -> ConditionError:
-    """Return the error that there is no function of a name."""
+def missing(what: str, name: str, code: DesignCode) -> MillstreamError:
+    """Return the error that there is no function of a name, or that none of its kind is run."""
+    fault = code.faults.get(f"{what}s")
+    if fault is not None and not code.has_functions:
+        return MillstreamError(f"{code.id}: {fault}", code="invalid_design_doc")
     return ConditionError(f"{code.id} has no {what} {name!r}", code="not_found")
 
 

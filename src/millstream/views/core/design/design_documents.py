@@ -46,11 +46,13 @@ __all__ = [
     "COUNT",
     "DESIGN_PREFIX",
     "LIB_DEPTH_MAX",
+    "QUERY_VIEWS_BYTES_MAX",
     "REGISTERED",
     "TOLD_BYTES_MAX",
     "VIEWS_MAX",
     "DesignDocument",
     "Functions",
+    "ToldDesign",
     "Tree",
     "View",
     "by_signature",
@@ -58,6 +60,8 @@ __all__ = [
     "own_number",
     "parse_design",
     "read_design",
+    "shared_text",
+    "told_design",
     "told_designs",
 ]
 
@@ -68,6 +72,10 @@ LIB_DEPTH_MAX: Final = 8
 """Nested objects of modules in `views.lib`."""
 TOLD_BYTES_MAX: Final = 8 * 1024 * 1024
 """Size of the design documents of a bucket in an order to its index process, as JSON."""
+VIEWS_BYTES_MAX: Final = 1024 * 1024
+"""Size of the views of one design document, as JSON. Larger ones are stored and not run."""
+QUERY_VIEWS_BYTES_MAX: Final = 128 * 1024
+"""The same for JSON indexes, without their options: each query weighs all of them."""
 _TOLD: Final = ("language", "views", "options", "autoupdate", "engine")
 _UNUSABLE: Final = "_unusable"
 """Stands for the views of a document that cannot be used: why. No document has such a member."""
@@ -278,25 +286,67 @@ def _with_floats(value: Any) -> Any:
     return value
 
 
-def told_designs(designs: Mapping[str, Mapping[str, Any]]) -> dict[str, dict[str, Any]]:
-    """Return the members of design documents that an index process needs for their views.
+class ToldDesign(NamedTuple):
+    """What an index process needs of a design document for its views."""
+
+    text: bytes
+    """A JSON object with some members of the document, or one that says why it is unusable."""
+    views: frozenset[str] | None
+    """Names of its views; None: its views are no object, or unusable."""
+    has_views: bool
+
+
+def shared_text(body: bytes) -> bytes:
+    """Return a stored design document as other nodes are told it: see `read_design`."""
+    return msgspec.json.encode(read_design(body)) if _LARGE_NUMBER(body) else body
+
+
+def told_design(content: Mapping[str, Any]) -> ToldDesign:
+    """Return what an index process is told of a design document, by its members."""
+    told = {member: content[member] for member in _TOLD if member in content}
+    text, views = msgspec.json.encode(told), told.get("views")
+    if why := _too_large(text, told):
+        return _unusable(why)
+    names = frozenset(views) if isinstance(views, dict) else None
+    return ToldDesign(text, names if "views" in told else frozenset(), bool(views))
+
+
+def _too_large(text: bytes, told: Mapping[str, Any]) -> str:
+    """Return why the views of a document are too large to be used; empty: they are not."""
+    size, most, what = len(text), VIEWS_BYTES_MAX, "views"
+    if told.get("language") == "query":
+        size, most, what = query_views_bytes(told.get("views")), QUERY_VIEWS_BYTES_MAX, "indexes"
+    if size <= most:
+        return ""
+    return f"its {what} have {size} bytes; those of one design document have at most {most}"
+
+
+def query_views_bytes(views: Any) -> int:
+    """Return the size of the definitions of JSON indexes."""
+    members = views.values() if isinstance(views, dict) else ()
+    return sum(len(msgspec.json.encode(one["map"])) for one in members
+               if isinstance(one, dict) and "map" in one)  # fmt: skip
+
+
+def _unusable(why: str) -> ToldDesign:
+    text = msgspec.json.encode({"views": [], _UNUSABLE: why})
+    return ToldDesign(text, None, False)
+
+
+def told_designs(designs: Mapping[str, ToldDesign]) -> dict[str, ToldDesign]:
+    """Return what an index process is told of the design documents of a bucket.
 
     If all are more than `TOLD_BYTES_MAX`, the largest say that they cannot be used instead.
     """
-    told: dict[str, dict[str, Any]] = {}
-    sizes: dict[str, int] = {}
-    for name, document in designs.items():
-        told[name] = {member: document[member] for member in _TOLD if member in document}
-        sizes[name] = len(msgspec.json.encode(told[name]))
-    left = TOLD_BYTES_MAX
-    for name in sorted(sizes, key=lambda name: sizes[name]):
-        left -= sizes[name]
+    told, left = dict(designs), TOLD_BYTES_MAX
+    for name in sorted(told, key=lambda name: len(told[name].text)):
+        size = len(told[name].text)
+        left -= size
         if left < 0:
-            told[name] = {
-                "views": [],
-                _UNUSABLE: f"its views have {sizes[name]} bytes; all design documents of a bucket "
-                f"have at most {TOLD_BYTES_MAX}",
-            }
+            told[name] = _unusable(
+                f"its views have {size} bytes; all design documents of a bucket have at most "
+                f"{TOLD_BYTES_MAX}"
+            )
     return told
 
 
@@ -321,6 +371,9 @@ def parse_design(document: Mapping[str, Any], name: str = "") -> DesignDocument:
     members = document.get("views", {})
     if not isinstance(members, dict):
         raise _invalid("`views` must be an object")
+    told = {member: document[member] for member in _TOLD if member in document}
+    if why := _too_large(msgspec.json.encode(told), told):
+        raise _invalid(why)
     lib = _parse_lib(members.get(_LIB), language)
     names = sorted(members.keys() - {_LIB})
     if language != "query":

@@ -2,14 +2,19 @@
 
 from __future__ import annotations
 
+import json
+
 import msgspec
 import pytest
 
 from millstream.errors import UsageError
 from millstream.views.core.design.design_documents import (
+    QUERY_VIEWS_BYTES_MAX,
+    VIEWS_BYTES_MAX,
     design_name,
     parse_design,
     read_design,
+    told_design,
     told_designs,
 )
 
@@ -232,10 +237,37 @@ def test_a_stored_document_is_read_whatever_numbers_are_in_it():
 
 def test_what_views_are_made_of_is_told_and_the_largest_is_not_usable(monkeypatch):
     small, large = {"views": {"v": {"map": "m"}}}, {"views": {"v": {"map": "m" * 1000}}}
-    told = told_designs({"a": large | {"filters": {}}, "b": small | {"language": "javascript"}})
-    assert told == {"a": large, "b": small | {"language": "javascript"}}
+    designs = {"a": large | {"filters": {}}, "b": small | {"language": "javascript"}}
+    designs = {name: told_design(one) for name, one in designs.items()}
+    assert all(one.has_views and one.views == {"v"} for one in designs.values())
+
+    def told():
+        return {name: json.loads(one.text) for name, one in told_designs(designs).items()}
+
+    assert told() == {"a": large, "b": small | {"language": "javascript"}}
     monkeypatch.setattr("millstream.views.core.design.design_documents.TOLD_BYTES_MAX", 500)
-    told = told_designs({"a": large, "b": small})
-    assert told["b"] == small
+    assert told()["b"] == small | {"language": "javascript"}
     with pytest.raises(UsageError, match=r"its views have 10\d\d bytes.*at most 500"):
-        parse_design(told["a"], "a")
+        parse_design(told()["a"], "a")
+
+
+@pytest.mark.parametrize(
+    ("content", "what"),
+    [
+        ({"views": {"v": {"map": "m" * VIEWS_BYTES_MAX}}}, "views"),
+        (
+            {
+                "language": "query",
+                "views": {"v": {"map": {"fields": "m" * QUERY_VIEWS_BYTES_MAX}}},
+            },
+            "indexes",
+        ),
+    ],
+)
+def test_views_that_are_too_large_are_refused_and_told_as_unusable(content, what):
+    with pytest.raises(UsageError, match=f"its {what} have"):
+        parse_design(content, "a")
+    told = told_design(content)
+    assert (len(told.text) < 300, told.views, told.has_views) == (True, None, False)
+    with pytest.raises(UsageError, match=f"its {what} have"):
+        parse_design(json.loads(told.text), "a")
