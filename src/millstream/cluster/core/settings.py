@@ -56,7 +56,8 @@ BRANCH_TRY_MS: Final = 2000
 BRANCH_TRY_DOUBLINGS_MAX: Final = 3
 """Each further try of it waits twice as long, so often: a slow disk must be able to promise."""
 STARTING_MS: Final = 10_000
-"""So long after its own start a node, as the orchestrator, fails no other one over by itself."""
+"""So long after its own start a node, as the orchestrator, fails no other one over by itself that
+it has not heard since then."""
 FAILED_MS_MIN: Final = 10_000
 """A failed node that returns is no member for so long, if nobody else can serve its partitions."""
 UNREACHED_MS_MAX: Final = 5000
