@@ -594,7 +594,7 @@ def test_a_node_knows_when_its_copies_last_answered() -> None:
 def test_no_ops_of_a_node_that_refuses_the_stream_are_no_contact_with_a_source() -> None:
     rig = new_rig(2)
     rig.source.set_state(1, PartitionState.DEAD)
-    while not (rig.waits and rig.feed.is_streaming(0)):
+    while rig.to_copy or not (rig.waits and rig.feed.is_streaming(0)):
         rig.exchange()
     bucket = rig.copy.bucket
     bucket.serving.told_ms[:] = [None, None]
