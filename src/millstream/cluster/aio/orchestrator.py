@@ -66,6 +66,9 @@ __all__ = ["REPORT_MS_MAX", "Orchestrator", "Send"]
 _LOG = logging.getLogger(__name__)
 REPORT_MS_MAX: Final = 500
 """How long a step waits for the report of a node."""
+LOST_REPORT_MS_MAX: Final = 100
+"""The same for a node that was failed over and has no session: a machine that is off delays no
+promotion."""
 STEP_MS_MIN: Final = 20
 """Shortest time from one step to the next."""
 SAMPLE_MS: Final = 1000
@@ -236,6 +239,7 @@ class Reign:
         if state.token != self._token:
             return False
         self._state = state
+        self._tell_maps(state)
         answered = await self._ask(state)
         self._late.hear(answered)
         begun = dict(self.memory.begun)
@@ -255,7 +259,7 @@ class Reign:
             self._wake.set()
         if state.is_forked:
             return True
-        self._tell_maps(state, answered)
+        self._tell_maps_again(state, answered)
         if await self._queue.work(state.version(REQUESTS), elements):
             self._wake.set()
         return True
@@ -329,7 +333,9 @@ class Reign:
     async def _report_of(self, state: ClusterState, name: str) -> bool:
         order = Order("report", _cluster(state), name, self._token)
         try:
-            said = await self._exchange(state, name, OrdersRequest((order,)), REPORT_MS_MAX)
+            is_lost = state.nodes[name].state == "failed" and name not in state.live
+            limit_ms = LOST_REPORT_MS_MAX if is_lost else REPORT_MS_MAX
+            said = await self._exchange(state, name, OrdersRequest((order,)), limit_ms)
         except MillstreamError:
             said = None
         if said is None or said.report is None or not self._is_newest(name, said):
@@ -408,19 +414,31 @@ class Reign:
 
     # ---- maps
 
-    def _tell_maps(self, state: ClusterState, answered: frozenset[str]) -> None:
-        """Send whole maps to nodes that do not have them, beside the loop."""
+    def _tell_maps(self, state: ClusterState) -> None:
+        """Send whole maps that are new to nodes with a session, beside the loop."""
+        if state.is_forked:
+            return
         digest = _digest(state)
-        for name in answered - self._telling:
+        for name in state.live.keys() & state.nodes.keys():
+            if self._told.get(name, (None, 0))[0] != digest:
+                self._begin_telling(state, name, digest)
+
+    def _tell_maps_again(self, state: ClusterState, answered: frozenset[str]) -> None:
+        """Send them to nodes that have not taken them, or answer without a session."""
+        digest = _digest(state)
+        for name in answered:
             report = self.memory.nodes.get(name)
             keys = {} if report is None else report.keys
             is_behind = any(keys.get(one) != state.data[one].key for one in state.data)
             told, told_ms = self._told.get(name, (None, 0))
-            # A bucket that fails is tried again, but not at once.
             is_due = monotonic_ms() - told_ms >= REPORT_INTERVAL_MS
             if told != digest or (is_behind and is_due):
-                self._telling.add(name)
-                self._tasks.start(self._tell(state, name, digest), name="maps to a node")
+                self._begin_telling(state, name, digest)
+
+    def _begin_telling(self, state: ClusterState, name: str, digest: int) -> None:
+        if name not in self._telling:
+            self._telling.add(name)
+            self._tasks.start(self._tell(state, name, digest), name="maps to a node")
 
     async def _tell(self, state: ClusterState, name: str, digest: int) -> None:
         try:
