@@ -6,9 +6,9 @@ Invariants:
 2. A map is replaced only by a newer one; a node with an older one does not hide it.
 3. A request answered "not mine" or "not now" is repeated with growing pauses until the client's
    timeout has passed; so is one whose node cannot be connected to, where there are others: one of
-   them may take its place. Pauses are at most `REROUTE_S_MAX` while another node is looked for, and
-   at most `PAUSE_S_MAX` where a node asks to be left alone. One of a partition for which the map names nobody waits for
-   `NOBODY_S_MAX` at most. Anything else is the caller's to judge.
+   them may take its place. Pauses are at most `REROUTE_S_MAX` while another node is looked for,
+   and at most `PAUSE_S_MAX` where a node asks to be left alone. One of a partition for which the
+   map names nobody waits for `NOBODY_S_MAX` at most. Anything else is the caller's to judge.
 
 Elsewhere: the map's form (`wire.cluster_map`), many requests at once (`client.pipeline`).
 """

@@ -157,7 +157,7 @@ class Faults:
         machine.start()
 
     def refused(self) -> None:
-        """Tell some that connections to another are refused, whether its process has ended or not."""
+        """Tell some that another one refuses connections, whether its process has ended or not."""
         gone = self._one()
         if self.rng.random() < 0.5:
             gone.crash()

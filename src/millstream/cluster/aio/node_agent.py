@@ -269,7 +269,9 @@ class NodeAgent:
             zone=self._zone or record.zone,
         )  # fmt: skip
         if wanted != record and not await execute(client, put_node(state, self._node, wanted)):
-            message = "the record of this node was changed meanwhile; its addresses are written again"
+            message = (
+                "the record of this node was changed meanwhile; its addresses are written again"
+            )
             raise UnavailableError(message, code="id_in_use")
 
     # ---- while it lasts

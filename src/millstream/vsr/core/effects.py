@@ -48,6 +48,7 @@ __all__ = [
     "MovePrimary",
     "Read",
     "Reconfigure",
+    "Refused",
     "Reply",
     "Request",
     "Resume",
@@ -59,7 +60,6 @@ __all__ = [
     "TakeSnapshot",
     "Timer",
     "Touch",
-    "Refused",
     "WriteHardState",
     "WriteSnapshot",
 ]

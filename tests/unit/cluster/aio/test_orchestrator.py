@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 from pathlib import Path
 
 import pytest
@@ -15,6 +14,7 @@ from millstream.cluster.core.orders import Place
 from millstream.cluster.core.settings import STARTING_MS
 from millstream.cluster.core.step import Decision
 from millstream.coordination.aio.client.async_client import AsyncClient
+from millstream.runtime.tasks import Tasks
 from millstream.vsr.core.versions import Version
 from support.cluster.agents_in_loop import BUCKET, members
 from support.coordination.coordinators import until
@@ -99,11 +99,12 @@ def test_a_node_that_was_heard_since_the_start_is_not_starting() -> None:
 
 async def test_nodes_that_are_heard_on_streams_are_not_starting() -> None:
     late = Late(monotonic_ms(), lambda: {"a": True, "b": False})
-    watching = asyncio.create_task(late.watch())
+    tasks = Tasks()
+    tasks.start(late.watch(), name="who is heard")
     try:
         await until(lambda: late.among("ab") == {"a"})
     finally:
-        watching.cancel()
+        await tasks.stop()
 
 
 async def test_a_node_that_dies_soon_after_the_start_of_another_is_failed_over(
