@@ -6,8 +6,9 @@ Invariants:
 2. A map is replaced only by a newer one; a node with an older one does not hide it.
 3. A request answered "not mine" or "not now" is repeated with growing pauses until the client's
    timeout has passed; so is one whose node cannot be connected to, where there are others: one of
-   them may take its place. One of a partition for which the map names nobody waits for
-   `NOBODY_S_MAX` at most. Anything else is the caller's to judge.
+   them may take its place. Pauses are at most `REROUTE_S_MAX` while another node is looked for,
+   and at most `PAUSE_S_MAX` where a node asks to be left alone. One of a partition for which the
+   map names nobody waits for `NOBODY_S_MAX` at most. Anything else is the caller's to judge.
 
 Elsewhere: the map's form (`wire.cluster_map`), many requests at once (`client.pipeline`).
 """
@@ -29,6 +30,8 @@ __all__ = ["Backoff", "Router", "is_transient"]
 
 PAUSE_S_MIN: Final = 0.005
 PAUSE_S_MAX: Final = 0.5
+REROUTE_S_MAX: Final = 0.1
+"""Longest pause until the map is asked for again, while a node is looked for that serves."""
 NOBODY_S_MAX: Final = 5.0
 """How long a request waits until a map names a node for its partition: one may be promoted."""
 _TRANSIENT: Final = frozenset((Status.NOT_MY_VBUCKET, Status.ETMPFAIL, Status.EBUSY))
@@ -46,11 +49,12 @@ class Backoff:
         self._deadline_s = time.monotonic() + timeout_s
         self._pause_s = PAUSE_S_MIN
 
-    def wait(self) -> bool:
-        """Pause; False, at once, when the deadline has passed."""
-        if time.monotonic() + self._pause_s > self._deadline_s:
+    def wait(self, most_s: float = PAUSE_S_MAX) -> bool:
+        """Pause, for `most_s` at most; False, at once, when the deadline has passed."""
+        pause_s = min(self._pause_s, most_s)
+        if time.monotonic() + pause_s > self._deadline_s:
             return False
-        time.sleep(self._pause_s)
+        time.sleep(pause_s)
         self._pause_s = min(self._pause_s * 2, PAUSE_S_MAX)
         return True
 
@@ -192,19 +196,21 @@ class Router:
             try:
                 connection = self.connection_of(partition_id)
             except RoutingError:
-                if not nobody.wait():
+                if not nobody.wait(REROUTE_S_MAX):
                     raise
                 continue
             except UnavailableError:
-                if len(self.map.nodes) == 1 or not backoff.wait():
+                if len(self.map.nodes) == 1 or not backoff.wait(REROUTE_S_MAX):
                     raise
                 with suppress(UnavailableError):
                     self.refresh_map()
                 continue
             packet = ask(connection)
-            if not is_transient(packet.status) or not backoff.wait():
+            is_elsewhere = packet.status == Status.NOT_MY_VBUCKET
+            most_s = REROUTE_S_MAX if is_elsewhere else PAUSE_S_MAX
+            if not is_transient(packet.status) or not backoff.wait(most_s):
                 return packet
-            if packet.status == Status.NOT_MY_VBUCKET:
+            if is_elsewhere:
                 self.refresh_map()
 
     def _check_served(self, partition_ids: Sequence[int]) -> None:

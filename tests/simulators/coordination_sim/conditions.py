@@ -32,12 +32,12 @@ FAULTS = (
     "client_duplicate", "client_restart", "client_loss", "client_silence",
     # those that came later, each drawn by itself
     "short_sessions", "snapshot_storm", "wrong_state", "no_journal", "forget_all", "lost_entry",
-    "upgrade", "namespaces", "forced",
+    "upgrade", "namespaces", "forced", "refused",
 )  # fmt: skip
 LATER = {
     "short_sessions": 0.3, "snapshot_storm": 0.2, "wrong_state": 0.25, "no_journal": 0.15,
     "forget_all": 0.3, "lost_entry": 0.08, "upgrade": 0.2,
-    "namespaces": 0.5, "forced": 0.2,
+    "namespaces": 0.5, "forced": 0.2, "refused": 0.2,
 }  # fmt: skip
 """How many runs have these. Without them a seed is the run that it was before there were any."""
 GROUPS = {

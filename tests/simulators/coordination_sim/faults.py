@@ -20,6 +20,7 @@ from millstream.vsr.core.disk.durable_steps import (
     header_file_name,
     segment_name,
 )
+from millstream.vsr.core.effects import Refused
 from simulators.coordination_sim.loop import stream
 from support.kv.simulated_disk import Content, Fault
 
@@ -154,6 +155,14 @@ class Faults:
             return  # without a journal it would lose its log beside the one that stays broken
         machine.crash()
         machine.start()
+
+    def refused(self) -> None:
+        """Tell some that another one refuses connections, whether its process has ended or not."""
+        gone = self._one()
+        if self.rng.random() < 0.5:
+            gone.crash()
+        for machine in self._some():
+            self.loop.after(self.rng.uniform(0, 200), machine.receive, Refused(gone.id))
 
     def all_down(self) -> None:
         power_lost = not self._has_power()

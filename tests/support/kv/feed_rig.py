@@ -188,6 +188,7 @@ class Rig:
         self.changes: list[ChangeState] = []
         self.taken_over: list[TakenOver] = []
         self.now_ms = 0
+        self.copy.bucket._monotonic_ns = lambda: self.now_ms * 1_000_000
         self.fenced_ms: list[int | None] = [None] * count
         """Since when copies have promised a larger branch than that of the source."""
         for p in range(count):

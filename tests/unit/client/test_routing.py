@@ -157,6 +157,28 @@ def test_pauses_grow_and_end(monkeypatch: pytest.MonkeyPatch) -> None:
     assert now[0] <= 3.0
 
 
+def test_the_next_server_of_a_partition_is_looked_for_at_short_intervals(
+    node: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    now = [0.0]
+    pauses: list[float] = []
+
+    def sleep(seconds: float) -> None:
+        pauses.append(seconds)
+        now[0] += seconds
+
+    node.config = config_of(1, 0, ("127.0.0.1", 1), (node.host, node.port))
+    router = make(node)
+    router.timeout_s = 3.0
+    monkeypatch.setattr(routing.time, "monotonic", lambda: now[0])
+    monkeypatch.setattr(routing.time, "sleep", sleep)
+    with pytest.raises(UnavailableError):
+        router.call(3, noop)
+    assert max(pauses) == routing.REROUTE_S_MAX
+    assert now[0] > 3.0 - routing.REROUTE_S_MAX
+    router.close()
+
+
 # -- several nodes
 
 

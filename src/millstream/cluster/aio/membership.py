@@ -108,11 +108,13 @@ class Membership:
     def _made(self, identity: Identity) -> NodeAgent:
         own = self._own
         group = CoordinationGroup(lambda: own.connect(joining.SESSION_S))
-        orchestrator = Orchestrator(own.uuid, self._address, self._send, group)
+        engine = self._engine = own.engine()
+        orchestrator = Orchestrator(
+            own.uuid, self._address, self._send, group, streams=engine.broken
+        )
         leads = bool({"data", "coord"} & set(own.roles))
         self._orchestrator = orchestrator if leads else None
-        self._engine = own.engine()
-        taker = OrderTaker(own.uuid, identity.cluster, self._engine)
+        taker = OrderTaker(own.uuid, identity.cluster, engine)
         return NodeAgent(
             own.uuid, identity.cluster, taker, own.connect, own.addresses, self._version,
             orchestrator.run if leads else None, own.zone,

@@ -261,14 +261,18 @@ class NodeAgent:
             )
 
     async def _put_addresses(self, client: AsyncClient, state: ClusterState) -> None:
+        """Write addresses, version and zone of this start; raise if others came first."""
         record = state.nodes[self._node]
         host, ports = self._addresses()
         wanted: NodeRecord = replace(
             record, host=host, ports=dict(ports), version=self._version,
             zone=self._zone or record.zone,
         )  # fmt: skip
-        if wanted != record:
-            await execute(client, put_node(state, self._node, wanted))
+        if wanted != record and not await execute(client, put_node(state, self._node, wanted)):
+            message = (
+                "the record of this node was changed meanwhile; its addresses are written again"
+            )
+            raise UnavailableError(message, code="id_in_use")
 
     # ---- while it lasts
 

@@ -22,7 +22,7 @@ import logging
 import secrets
 import time
 from collections import deque
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from typing import Final
 
 import msgspec
@@ -66,6 +66,9 @@ __all__ = ["REPORT_MS_MAX", "Orchestrator", "Send"]
 _LOG = logging.getLogger(__name__)
 REPORT_MS_MAX: Final = 500
 """How long a step waits for the report of a node."""
+LOST_REPORT_MS_MAX: Final = 100
+"""The same for a node that was failed over and has no session: a machine that is off delays no
+promotion."""
 STEP_MS_MIN: Final = 20
 """Shortest time from one step to the next."""
 SAMPLE_MS: Final = 1000
@@ -94,6 +97,7 @@ class Orchestrator:
         send: to nodes, this one included.
         group: the group that coordinates; None: nobody tends it.
         started_ms: when the node has started, by `monotonic_ms`; None: now.
+        streams: returns the nodes that copies here have streams from or to; True: all are broken.
     """
 
     def __init__(
@@ -103,24 +107,31 @@ class Orchestrator:
         send: Send,
         group: CoordinationGroup | None = None,
         started_ms: int | None = None,
+        streams: Callable[[], Mapping[str, bool]] = dict,
     ) -> None:
         self._node, self._address, self._send, self._group = node, address, send, group
-        self._started_ms = monotonic_ms() if started_ms is None else started_ms
+        self._late = Late(monotonic_ms() if started_ms is None else started_ms, streams)
         self.reign: Reign | None = None
         """While this node is the orchestrator."""
 
     async def run(self, client: AsyncClient) -> None:
         """Campaign, and reign whenever the lock is won, until the session ends."""
         leader = to_json(Leader(self._node, self._address()))
+        tasks = Tasks()
+        tasks.start(self._late.watch(), name="nodes that start late")
+        try:
+            await self._run(client, leader)
+        finally:
+            await tasks.stop()
+
+    async def _run(self, client: AsyncClient, leader: bytes) -> None:
         while True:
             words = (b"ELECT", b"CAMPAIGN", ORCHESTRATOR.encode(), leader)
             reply = await client.raw.execute(
                 *words, is_change=True, deadline_s=float("inf"), may_wait=True
             )
             token = version_of(reply[1])
-            self.reign = Reign(
-                self._node, token, client, self._send, self._group, self._started_ms
-            )
+            self.reign = Reign(self._node, token, client, self._send, self._group, self._late)
             _LOG.info("this node is the orchestrator, token %s", reply[1].decode())
             try:
                 await self.reign.run()
@@ -128,6 +139,38 @@ class Orchestrator:
                 reign, self.reign = self.reign, None
                 await reign.stop()
                 _LOG.info("this node is the orchestrator no more")
+
+
+class Late:
+    """Which nodes may not have started yet, after a start of this one.
+
+    Args:
+        started_ms: when the node has started, by `monotonic_ms`.
+        streams: as `Orchestrator`.
+    """
+
+    def __init__(
+        self, started_ms: int = 0, streams: Callable[[], Mapping[str, bool]] = dict
+    ) -> None:
+        self._until_ms = started_ms + STARTING_MS
+        self._streams = streams
+        self._heard: set[str] = set()
+
+    def hear(self, names: Iterable[str]) -> None:
+        """Note that these answer: from now on their silence is none of a start."""
+        self._heard.update(names)
+
+    async def watch(self) -> None:
+        """Note who is heard on streams, until everybody had the time to start."""
+        while monotonic_ms() < self._until_ms:
+            self.hear(name for name, is_broken in self._streams().items() if not is_broken)
+            await asyncio.sleep(REPORT_INTERVAL_MS / 1000)
+
+    def among(self, names: Iterable[str]) -> frozenset[str]:
+        """Return who of these may not have started yet."""
+        if monotonic_ms() >= self._until_ms:
+            return frozenset()
+        return frozenset(names) - self._heard
 
 
 class Reign:
@@ -140,9 +183,9 @@ class Reign:
         client: AsyncClient,
         send: Send,
         group: CoordinationGroup | None = None,
-        started_ms: int = 0,
+        late: Late | None = None,
     ) -> None:
-        self._started_ms = started_ms
+        self._late = Late() if late is None else late
         self.notes: tuple[str, ...] = ()
         """Why something that is wanted is not done."""
         self.memory = Memory()
@@ -158,8 +201,8 @@ class Reign:
         self._under_way: set[Order] = set()
         self._newest: dict[str, tuple[str, int]] = {}
         """Process and number of the newest message of each node."""
-        self._told: dict[str, int] = {}
-        """Digest of the maps that each node was sent last."""
+        self._told: dict[str, tuple[int, int]] = {}
+        """Digest of the maps that each node was sent last, and when."""
         self._telling: set[str] = set()
 
     async def stop(self) -> None:
@@ -196,7 +239,9 @@ class Reign:
         if state.token != self._token:
             return False
         self._state = state
+        self._tell_maps(state)
         answered = await self._ask(state)
+        self._late.hear(answered)
         begun = dict(self.memory.begun)
         decision = decide(self._view(state, answered), self.memory)
         if self.memory.begun != begun:
@@ -214,7 +259,7 @@ class Reign:
             self._wake.set()
         if state.is_forked:
             return True
-        self._tell_maps(state, answered)
+        self._tell_maps_again(state, answered)
         if await self._queue.work(state.version(REQUESTS), elements):
             self._wake.set()
         return True
@@ -232,7 +277,7 @@ class Reign:
             unix_ms=now_ns // 1_000_000,
             branch_by_clock=branch_by_clock(now_ns, noise),
             noise=noise,
-            is_starting=monotonic_ms() < self._started_ms + STARTING_MS,
+            starting=self._late.among(state.nodes),
         )
 
     def _note(self, decision: Decision) -> None:
@@ -288,7 +333,9 @@ class Reign:
     async def _report_of(self, state: ClusterState, name: str) -> bool:
         order = Order("report", _cluster(state), name, self._token)
         try:
-            said = await self._exchange(state, name, OrdersRequest((order,)), REPORT_MS_MAX)
+            is_lost = state.nodes[name].state == "failed" and name not in state.live
+            limit_ms = LOST_REPORT_MS_MAX if is_lost else REPORT_MS_MAX
+            said = await self._exchange(state, name, OrdersRequest((order,)), limit_ms)
         except MillstreamError:
             said = None
         if said is None or said.report is None or not self._is_newest(name, said):
@@ -367,27 +414,44 @@ class Reign:
 
     # ---- maps
 
-    def _tell_maps(self, state: ClusterState, answered: frozenset[str]) -> None:
-        """Send whole maps to nodes that do not have them, beside the loop."""
+    def _tell_maps(self, state: ClusterState) -> None:
+        """Send whole maps that are new to nodes with a session, beside the loop."""
+        if state.is_forked:
+            return
         digest = _digest(state)
-        for name in answered - self._telling:
+        for name in state.live.keys() & state.nodes.keys():
+            if self._told.get(name, (None, 0))[0] != digest:
+                self._begin_telling(state, name, digest)
+
+    def _tell_maps_again(self, state: ClusterState, answered: frozenset[str]) -> None:
+        """Send them to nodes that have not taken them, or answer without a session."""
+        digest = _digest(state)
+        for name in answered:
             report = self.memory.nodes.get(name)
             keys = {} if report is None else report.keys
             is_behind = any(keys.get(one) != state.data[one].key for one in state.data)
-            if self._told.get(name) != digest or is_behind:
-                self._telling.add(name)
-                self._tasks.start(self._tell(state, name, digest), name="maps to a node")
+            told, told_ms = self._told.get(name, (None, 0))
+            is_due = monotonic_ms() - told_ms >= REPORT_INTERVAL_MS
+            if told != digest or (is_behind and is_due):
+                self._begin_telling(state, name, digest)
+
+    def _begin_telling(self, state: ClusterState, name: str, digest: int) -> None:
+        if name not in self._telling:
+            self._telling.add(name)
+            self._tasks.start(self._tell(state, name, digest), name="maps to a node")
 
     async def _tell(self, state: ClusterState, name: str, digest: int) -> None:
         try:
             request = OrdersRequest(maps=maps_of(state))
             await self._exchange(state, name, request, ACTIVATE_MS_MAX)
-            self._told[name] = digest
-            await asyncio.sleep(REPORT_INTERVAL_MS / 1000)  # a bucket that fails is tried again
+            self._told[name] = digest, monotonic_ms()
         except MillstreamError as error:
             _LOG.info("maps were not sent to %s: %s", state.nodes[name].name, error)
+            await asyncio.sleep(REPORT_INTERVAL_MS / 1000)
         finally:
             self._telling.discard(name)
+            if self._told.get(name, (digest, 0))[0] != _digest(self._state):
+                self._wake.set()  # the maps have changed meanwhile
 
     # ---- sessions
 

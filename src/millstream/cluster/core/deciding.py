@@ -113,8 +113,12 @@ def _tend(step: Step, moves: Moves, place: Place, record: DataRecord) -> DataRec
     is_afresh = chosen is not None and (
         is_heard_above(memory, place, chosen) or must_leave(step, place, record, chosen)
     )
-    if chosen is None or is_afresh or place in memory.begun:
-        return promote(step, place, record, is_afresh=is_afresh)
+    was_begun = place in memory.begun
+    if chosen is None or is_afresh or was_begun:
+        given_up = promote(step, place, record, is_afresh=is_afresh)
+        is_over = was_begun and place not in memory.begun and not is_afresh
+        if chosen is None or not is_over:
+            return given_up
     return moves.tend(place, record, chosen)
 
 

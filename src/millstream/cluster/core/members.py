@@ -14,8 +14,8 @@ Invariants:
    anything else is done.
 2. Automatic fail-over needs a fresh read, the answers of a majority of the data nodes and of the
    own node, and counts each node.
-3. After a start of the whole cluster nobody is failed over for being late
-   (`cluster.core.settings.STARTING_MS`).
+3. After a start of the whole cluster nobody is failed over for being late: a node that has just
+   started (`cluster.core.settings.STARTING_MS`) fails over only whom it has heard since.
 4. A node of which one partition could not be promoted by the rule is left alone.
 
 Elsewhere: layouts (`cluster.core.planner`), what people ask for (`cluster.core.requests`).
@@ -168,10 +168,10 @@ def _failing(step: Step) -> list[tuple[str, FailOver]]:
         for name, node in sorted(state.nodes.items())
         if node.state in ("in", "leaving") and is_silent(step, name)
     ]
-    if not gone:
-        return []
-    if step.view.is_starting:
+    if step.view.starting.intersection(gone):
         step.note("this node has just started: silent nodes may be starting, too")
+        gone = [name for name in gone if name not in step.view.starting]
+    if not gone:
         return []
     if not settings.auto_failover:
         step.note("auto_failover is off")

@@ -41,10 +41,11 @@ __all__ = [
     "settings_to_json",
 ]
 
-SESSION_TTL_MS: Final = 1200
-"""Time without a beat after which the coordination service ends the session of a node."""
-SESSION_BEAT_MS: Final = 300
-LOCK_TTL_MS: Final = 1200
+SESSION_TTL_MS: Final = 900
+"""Time without a beat after which the coordination service ends the session of a node. A node
+that stands still for 0.4 s keeps its lease: that is what is left of it after a beat's time."""
+SESSION_BEAT_MS: Final = 250
+LOCK_TTL_MS: Final = 900
 REPORT_INTERVAL_MS: Final = 500
 ORDER_MS_MAX: Final = 2000
 """Longest wait for the reply to an order, unless another limit is named."""
@@ -56,7 +57,8 @@ BRANCH_TRY_MS: Final = 2000
 BRANCH_TRY_DOUBLINGS_MAX: Final = 3
 """Each further try of it waits twice as long, so often: a slow disk must be able to promise."""
 STARTING_MS: Final = 10_000
-"""So long after its own start a node, as the orchestrator, fails no other one over by itself."""
+"""So long after its own start a node, as the orchestrator, fails no other one over by itself that
+it has not heard since then."""
 FAILED_MS_MIN: Final = 10_000
 """A failed node that returns is no member for so long, if nobody else can serve its partitions."""
 UNREACHED_MS_MAX: Final = 5000

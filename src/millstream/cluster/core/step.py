@@ -42,8 +42,9 @@ class View(NamedTuple):
     branch_by_clock: int
     noise: int
     """Random, as many bits as a branch has noise."""
-    is_starting: bool = False
-    """The orchestrator's node has just started, so others may be starting, too."""
+    starting: frozenset[str] = frozenset()
+    """Nodes that the orchestrator's node, which has just started, has not heard yet: they may be
+    starting, too."""
 
 
 class EndSession(NamedTuple):

@@ -49,7 +49,7 @@ from millstream.coordination.core.pool.messages import Address, decode_pool, is_
 from millstream.coordination.core.pool.pool import Pool
 from millstream.errors import MillstreamError
 from millstream.runtime.tasks import Tasks, in_thread
-from millstream.vsr.core.effects import Timer
+from millstream.vsr.core.effects import Refused, Timer
 from millstream.vsr.core.messages import Envelope, decode, encode
 
 if TYPE_CHECKING:
@@ -119,8 +119,9 @@ class Coordinator:
     ) -> None:
         self.node_id = node_id
         self.peers = Peers(
-            self._on_frame, self._greeting, users=users, secret=secret, tls=listening.peer_tls
-        )
+            self._on_frame, self._greeting, users=users, secret=secret, tls=listening.peer_tls,
+            on_refused=self._refused,
+        )  # fmt: skip
         self.groups = Groups(
             directory, node_id, self._send, self._changed, self._failed, on_progress, self._notify
         )
@@ -317,6 +318,12 @@ class Coordinator:
                 known = self._encoded = envelope, encode(envelope)
             self.pool.who[address] = receiver
             self.peers.send(address, known[1])
+
+    def _refused(self, address: Address) -> None:
+        """Tell the groups whose process has ended."""
+        if (node_id := self.pool.who.get(address)) is not None:
+            for runner in self.groups.running.values():
+                runner.take(Refused(node_id))
 
     def _greeting(self, address: Address) -> bytes:
         return self.pool.greeting(address)

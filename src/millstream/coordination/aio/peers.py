@@ -100,6 +100,7 @@ class Peers:
         users: whose log-in as `@node` is asked for, if it has one or has users.
         secret: what this node logs in with; empty: it does not.
         tls: contexts for being dialled and for dialling; None: plain.
+        on_refused: called each time that an address refuses a connection: nobody listens there.
     """
 
     def __init__(
@@ -110,7 +111,9 @@ class Peers:
         users: UserStore | None = None,
         secret: str = "",
         tls: tuple[ssl.SSLContext, ssl.SSLContext] | None = None,
+        on_refused: Callable[[Address], None] = lambda _: None,
     ) -> None:
+        self.on_refused = on_refused
         self._on_frame, self.greeting = on_frame, greeting
         self._users, self.secret = users, secret
         self._server_tls = tls[0] if tls is not None else None
@@ -333,6 +336,8 @@ class _Link:
                 backoff_s, why = BACKOFF_S, "it has closed the connection"
             except _LOST as error:
                 why = str(error) or "no answer in time"
+                if isinstance(error, ConnectionRefusedError):
+                    self._peers.on_refused(self._address)
             finally:
                 self._hang_up()
             if why != said:

@@ -48,6 +48,7 @@ __all__ = [
     "MovePrimary",
     "Read",
     "Reconfigure",
+    "Refused",
     "Reply",
     "Request",
     "Resume",
@@ -211,6 +212,15 @@ class Touch(NamedTuple):
     session: int
 
 
+class Refused(NamedTuple):
+    """The address of this member refuses connections: its process has ended, or is just starting.
+
+    It only makes a view change earlier. If it is not so, a view is changed without need.
+    """
+
+    member: bytes
+
+
 class Reconfigure(NamedTuple):
     """Have these members in the next epoch, if the current epoch is the given one.
 
@@ -236,8 +246,8 @@ class MovePrimary(NamedTuple):
 
 
 Event = (
-    Start | Message | Timer | DiskDone | DiskGaveUp | Request | Read | Resume | Touch | Reconfigure
-    | MovePrimary | TakeSnapshot | CopyState | Force | Superseded | Soon
+    Start | Message | Timer | DiskDone | DiskGaveUp | Request | Read | Resume | Touch | Refused
+    | Reconfigure | MovePrimary | TakeSnapshot | CopyState | Force | Superseded | Soon
 )  # fmt: skip
 
 # ---- effects

@@ -6,11 +6,15 @@ from pathlib import Path
 
 import pytest
 
-from millstream.cluster.aio.orchestrator import NOTES_LOGGED_MAX, Reign
+from millstream.cluster.aio import orchestrator
+from millstream.cluster.aio.node_agent import monotonic_ms
+from millstream.cluster.aio.orchestrator import NOTES_LOGGED_MAX, Late, Reign
 from millstream.cluster.core.elements import ClusterState
 from millstream.cluster.core.orders import Place
+from millstream.cluster.core.settings import STARTING_MS
 from millstream.cluster.core.step import Decision
 from millstream.coordination.aio.client.async_client import AsyncClient
+from millstream.runtime.tasks import Tasks
 from millstream.vsr.core.versions import Version
 from support.cluster.agents_in_loop import BUCKET, members
 from support.coordination.coordinators import until
@@ -83,3 +87,36 @@ async def test_another_node_leads_once_the_orchestrator_is_gone(tmp_path: Path) 
         state = await here.until(lambda state: leader not in actives(state))
         assert state.leader is not None
         assert state.leader.node != leader
+
+
+def test_a_node_that_was_heard_since_the_start_is_not_starting() -> None:
+    late = Late(monotonic_ms())
+    assert late.among("abc") == {*"abc"}
+    late.hear("ab")
+    assert late.among("abc") == {"c"}
+    assert Late(monotonic_ms() - STARTING_MS).among("abc") == frozenset()
+
+
+async def test_nodes_that_are_heard_on_streams_are_not_starting() -> None:
+    late = Late(monotonic_ms(), lambda: {"a": True, "b": False})
+    tasks = Tasks()
+    tasks.start(late.watch(), name="who is heard")
+    try:
+        await until(lambda: late.among("ab") == {"a"})
+    finally:
+        await tasks.stop()
+
+
+async def test_a_node_that_dies_soon_after_the_start_of_another_is_failed_over(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(orchestrator, "STARTING_MS", 600_000)
+    async with members(tmp_path, ROWS) as here:
+        here.started_ms = None
+        await here.start(*"abc")
+        leader = await until(here.leader)
+        await here.until(lambda state: all(one.branch > 1 for one in state.data[BUCKET].records))
+        lost = next(name for name in "abc" if name != leader)
+        await here.stop(lost)
+        state = await here.until(lambda state: state.nodes[lost].state == "failed")
+        assert lost not in state.live

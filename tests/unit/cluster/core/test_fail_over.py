@@ -172,10 +172,11 @@ def test_a_promotion_is_over_when_a_copy_serves_in_its_branch() -> None:
     branch = scene.memory.promotions[HERE].branch
     scene.hear("b", copy_report(ACTIVE, branch=branch))
     scene.hear("c", copy_report(last_branch=branch))
-    assert scene.decide().orders == []
+    decision = scene.decide()
+    assert decision.orders == []
     assert (scene.memory.promotions, scene.memory.begun) == ({}, {})
     assert scene.memory.made == {HERE: branch}
-    record = record_in(scene.decide().write)
+    record = record_in(decision.write)
     assert record is not None
     assert (record.active, record.branch) == ("b", branch)
 

@@ -111,6 +111,17 @@ async def test_a_node_that_comes_back_is_reached_again() -> None:
         await until(arrived)
 
 
+async def test_it_is_told_if_nobody_listens_at_an_address() -> None:
+    refused: list[Address] = []
+    async with ends(dialler={"on_refused": refused.append}) as pair:
+        pair.send(1)
+        await until(lambda: pair.got == [1])
+        assert refused == []
+        await pair.listener.close()
+        await until(lambda: refused)
+        assert set(refused) == {pair.place}
+
+
 async def test_a_connection_that_the_system_gives_up_is_made_anew(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:

@@ -24,7 +24,9 @@ Invariants:
    range, of the history in which the source accepted the copy.
 6. A copy that promises a larger branch closes its stream before anything later is answered. A copy
    that has accepted its source says so with its first acknowledgement, even if it is empty.
-7. While more than `UNFLUSHED_BYTES_MAX` are not in the log, or the bucket refuses writes, the feed
+7. An answer to a no-op is contact with the source only of copies that have accepted it. A node
+   that was asked for a stream and does not serve is no source.
+8. While more than `UNFLUSHED_BYTES_MAX` are not in the log, or the bucket refuses writes, the feed
    `is_full`: it gets no bytes, and acknowledges none to the source's flow control.
 
 Elsewhere: the stream (`upr.core.consumer`), sockets, timers and the choice of sources
@@ -119,6 +121,10 @@ class Stage(Enum):
     MOVING = auto()
     """The copy is changing to the state that the source wants (`takeover_stream`)."""
     CLOSING = auto()
+
+
+_ACCEPTED: Final = frozenset((Stage.OPEN, Stage.MOVING, Stage.CLOSING))
+"""Stages in which the source may count this copy as a follower that answers."""
 
 
 class Line:
@@ -282,7 +288,8 @@ class Feed:
         before = self._core.noops
         self._events += self._core.receive_data(data)
         if now_ms is not None and self._core.noops != before:
-            self._bucket.serving.answered(self._lines, now_ms)
+            heard = (number for number, line in self._lines.items() if line.stage in _ACCEPTED)
+            self._bucket.serving.answered(heard, now_ms)
 
     def step(self) -> bool:
         """Apply a part of the received data; return whether there is more to do at once.
@@ -542,6 +549,9 @@ class Feed:
         if line.is_stale:
             self._close(line)
             return
+        if line.acknowledged == _NOTHING_YET:  # the source may have been answered until now
+            partition_id, bucket = partition.partition_id, self._bucket
+            bucket.serving.answered((partition_id,), bucket.now_ms())
         line.acknowledged, line.pause_s = ends, PAUSE_S_MIN
         line.source_high = max(line.source_high, ends[0])
         self._core.acknowledge(partition.partition_id, *ends)

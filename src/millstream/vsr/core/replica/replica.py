@@ -37,6 +37,7 @@ from millstream.vsr.core.effects import (
     MovePrimary,
     Read,
     Reconfigure,
+    Refused,
     Request,
     Resume,
     Soon,
@@ -87,6 +88,7 @@ from millstream.vsr.core.tuning import HEARTBEAT_MS
 
 __all__ = ["DEFERRED_BYTES_MAX", "DEFERRED_MAX", "VIEW_STEPS", "Replica"]
 
+_VOTING: Final = (Status.NORMAL, Status.VIEWCHANGE, Status.GAP)
 _OF_RECOVERY: Final = (Recovery, RecoveryResponse)
 _ASKING: Final = (
     Request, Read, Resume, Reconfigure, MovePrimary, TakeSnapshot, CopyState, Force,
@@ -147,6 +149,7 @@ class Replica:
             Read: self._on_read,
             Resume: parts.reconfiguration.on_read,
             Touch: self._on_touch,
+            Refused: self._on_refused,
             Reconfigure: parts.changes.on_reconfigure,
             MovePrimary: parts.changes.on_move_primary,
             TakeSnapshot: parts.snapshots.on_take_snapshot,
@@ -243,6 +246,11 @@ class Replica:
 
     def _on_touch(self, touch: Touch) -> None:
         self.parts.sessions.touch(touch.session)
+
+    def _on_refused(self, refused: Refused) -> None:
+        state = self.state
+        if refused.member == state.primary != state.id and state.status in _VOTING:
+            self.parts.views.on_refused()
 
     # ---- slices of what takes long
 

@@ -2,7 +2,8 @@
 
 Invariants:
 1. A member leaves a view only when a quorum proposes another one, so one member with a bad
-   connection deposes nobody. The view it enters is durable before it sends anything in it.
+   connection deposes nobody. A member proposes if the primary is silent, or refuses connections.
+   The view it enters is durable before it sends anything in it.
 2. The old log and its `last_normal` stay until the new log is complete. Then both change in one
    durable step, which never cuts what is committed here.
 3. A log that is already that of the current view is never cut: late copies of a StartView only
@@ -74,7 +75,7 @@ class ViewChange:
         self.repairs.begin_epoch()
         self._failures = 0
         self.why = ""
-        self.resigned = False
+        self.resigned = self._is_refused = False
         self._new_patience()
         self._heard_ms = self.state.now_ms
 
@@ -100,6 +101,13 @@ class ViewChange:
     def hear_primary(self) -> None:
         """Note a sign of life of the primary."""
         self._heard_ms, self._proposals = self.state.now_ms, {}
+        self._is_refused = False
+
+    def on_refused(self) -> None:
+        """Ask for another view at once: the primary's address refuses connections."""
+        self._is_refused = True
+        self.why = "the primary's process has ended"
+        self.propose()
 
     @property
     def hears_primary(self) -> bool:
@@ -121,7 +129,8 @@ class ViewChange:
         state = self.state
         known = self._proposals.get(envelope.sender, 0)
         self._proposals[envelope.sender] = max(asked.proposed, known)
-        silent = state.now_ms - self._heard_ms >= JOIN_SHARE * state.tuning.view_time_out_ms[0]
+        silent_ms = state.now_ms - self._heard_ms
+        silent = self._is_refused or silent_ms >= JOIN_SHARE * state.tuning.view_time_out_ms[0]
         if asked.resigned and envelope.sender == state.primary and envelope.view == state.view:
             silent, self.why = True, "the primary handed over"
         joins = not state.leading and silent and state.id not in self._proposals
@@ -171,7 +180,7 @@ class ViewChange:
         self._votes, self._proposals, self._choice = {}, {}, None
         self._failures += 1
         self._new_patience()
-        self._heard_ms = state.now_ms
+        self._heard_ms, self._is_refused = state.now_ms, False
         self.storage.persist(self._left)
 
     def stand_down(self) -> None:

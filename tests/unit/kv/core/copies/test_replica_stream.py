@@ -589,3 +589,24 @@ def test_a_node_knows_when_its_copies_last_answered() -> None:
     rig.settle()
     rig.feed.receive(NOOP, 900)
     assert (bucket.serving.quiet_ms(0, 1000), bucket.serving.quiet_ms(1, 1000)) == (100, 300)
+
+
+def test_no_ops_of_a_node_that_refuses_the_stream_are_no_contact_with_a_source() -> None:
+    rig = new_rig(2)
+    rig.source.set_state(1, PartitionState.DEAD)
+    while rig.to_copy or not (rig.waits and rig.feed.is_streaming(0)):
+        rig.exchange()
+    bucket = rig.copy.bucket
+    bucket.serving.told_ms[:] = [None, None]
+    rig.feed.receive(NOOP, 700)
+    assert bucket.serving.told_ms == [700, None]
+
+
+def test_a_copy_counts_as_having_answered_when_it_accepts_its_source() -> None:
+    rig = new_rig()
+    bucket = rig.copy.bucket
+    before_ms = bucket.now_ms()
+    rig.settle()
+    told_ms = bucket.serving.told_ms[0]
+    assert told_ms is not None
+    assert told_ms >= before_ms

@@ -10,6 +10,7 @@ from millstream.vsr.core.effects import (
     Image,
     Message,
     MovePrimary,
+    Refused,
     Request,
     SetTimer,
     Start,
@@ -48,6 +49,54 @@ def test_another_one_leads_when_the_primary_is_gone() -> None:
     group.tick(times=5)
     assert not group.replicas[old].leading
     assert len({replica.log.head for replica in group.replicas}) == 1
+
+
+def test_another_one_leads_soon_when_the_primary_refuses_connections() -> None:
+    group = Group(3)
+    old = group.leader
+    group.set(old, 1, b"kept")
+    group.settle()
+    group.without(old)
+    others = [number for number in range(3) if number != old]
+    for number in others:
+        group.step(number, Refused(group.ids[old]))
+    group.settle()
+    assert group.leader in others, "without a wait"
+    group.get(group.leader, 2)
+    group.settle()
+    assert group.replies[2].value == b"=kept"
+    group.whole()
+    group.tick(times=5)
+    assert not group.replicas[old].leading
+
+
+def test_one_member_that_is_refused_deposes_nobody() -> None:
+    group = Group(3)
+    old = group.leader
+    other, third = (number for number in range(3) if number != old)
+    view = group.replicas[old].view
+    for number in (old, other):
+        group.step(number, Refused(group.ids[third]))
+    group.step(other, Refused(group.ids[old]))
+    group.settle()
+    group.tick(times=30)
+    assert group.leader == old
+    assert {replica.view for replica in group.replicas} == {view}
+
+
+def test_the_next_primary_is_passed_over_if_it_refuses_connections_too() -> None:
+    group = Group(5)
+    old = group.leader
+    order = [group.ids.index(member) for member in sorted(group.ids)]
+    after = order[(order.index(old) + 1) % 5]
+    group.without(old, after)
+    others = [number for number in range(5) if number not in (old, after)]
+    for _ in range(2):
+        for number in others:
+            for gone in (old, after):
+                group.step(number, Refused(group.ids[gone]))
+        group.settle()
+    assert group.leader in others
 
 
 def configured(*settings: str) -> Group:
