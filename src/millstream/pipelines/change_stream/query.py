@@ -6,6 +6,9 @@ Invariants:
 3. Without new changes the query waits here, up to `pollMs`, so that it does not spin. It also
    waits if the next batch would be empty and only close snapshots that were read to their end. So
    a new change is in a batch at once, and not after an empty one.
+4. While nodes do not answer, there is nothing new: the offset stays, and the progress says what
+   is waited for. So a query can be stopped meanwhile. The wait is limited by `reconnectTimeout`.
+   A run that ends with what is there now waits in the call: to it, nothing new is the end.
 
 Elsewhere: Spark's side (`source`), the rules (`planner`).
 """
@@ -13,11 +16,11 @@ Elsewhere: Spark's side (`source`), the rules (`planner`).
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator, Mapping
-from typing import Any, Final
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any, Final, TypeVar
 
 from millstream.client.extensions import PartitionPosition
-from millstream.errors import UsageError
+from millstream.errors import RoutingError, UnavailableError, UsageError
 from millstream.pipelines.change_stream.control import LeaseKeeper, NodeControl
 from millstream.pipelines.change_stream.offsets import (
     Offset,
@@ -26,12 +29,15 @@ from millstream.pipelines.change_stream.offsets import (
     offset_to_json,
 )
 from millstream.pipelines.change_stream.options import SourceOptions
+from millstream.pipelines.change_stream.patience import Wait
 from millstream.pipelines.change_stream.planner import Planner, closed_entry
 from millstream.pipelines.change_stream.ranges import ranges_between
 
 __all__ = ["Query", "check_bucket"]
 
 POLL_PAUSE_S: Final = 0.02
+
+Answer = TypeVar("Answer")
 
 
 class Query:
@@ -46,7 +52,10 @@ class Query:
 
     def __init__(self, options: SourceOptions) -> None:
         self._options = options
-        self._control = NodeControl(options)
+        self._control = NodeControl(options, waits=False)
+        self._wait: Wait | None = None
+        self._waits_for = ""
+        self._high: dict[str, Any] | None = None
         self._planner = Planner(
             self._control,
             options.bucket,
@@ -63,7 +72,7 @@ class Query:
 
     def prepare_available_now(self) -> None:
         """Take the present end as the goal of this run."""
-        self._planner.begin_available_now()
+        self._until_answered(self._planner.begin_available_now)
 
     def initial_offset(self) -> dict[str, Any]:
         """Return where the options say that a new query begins.
@@ -78,7 +87,7 @@ class Query:
             return self._form(entries)
         if starting == "earliest":
             return self._form({p: OffsetEntry() for p in self._control.partition_ids})
-        self._first = self._form(self._present())
+        self._first = self._form(self._until_answered(self._present))
         return self._first
 
     def latest_offset(self, start: dict[str, Any], rows_max: int | None) -> dict[str, Any]:
@@ -97,20 +106,72 @@ class Query:
         self._check(offset)
         deadline = time.monotonic() + self._options.poll_ms / 1000
         while True:
-            end = offset._replace(entries=self._planner.plan(offset.entries, rows_max))
+            end = self._planned(offset, rows_max)
+            if end is None:
+                return start
             is_over = self._planner.is_available_now or time.monotonic() >= deadline
             if is_over or ranges_between(offset, end):
                 return start if end == offset else self._form(end.entries)
             time.sleep(POLL_PAUSE_S)
 
-    def high_offset(self) -> dict[str, Any]:
-        """Return the present end of every partition."""
-        return self._form(
-            {
-                p: OffsetEntry(high.uuid, end, end, end, high.branch)
-                for p, high, end in self._ends(self._control.positions())
-            }
-        )
+    def _planned(self, offset: Offset, rows_max: int | None) -> Offset | None:
+        """Return the next offset; None while nodes do not answer (invariant 4)."""
+
+        def plan() -> Offset:
+            return offset._replace(entries=self._planner.plan(offset.entries, rows_max))
+
+        if self._planner.is_available_now:
+            return self._until_answered(plan)
+        try:
+            end = plan()
+        except (UnavailableError, RoutingError) as error:
+            self._pause(error)
+            return None
+        self._answered()
+        return end
+
+    def _until_answered(self, ask: Callable[[], Answer]) -> Answer:
+        while True:
+            try:
+                answer = ask()
+            except (UnavailableError, RoutingError) as error:
+                self._pause(error)
+            else:
+                self._answered()
+                return answer
+
+    def _pause(self, error: UnavailableError | RoutingError) -> None:
+        """Pause before nodes are asked again; raise the error if that may not be."""
+        self._wait = self._wait or Wait(self._options.reconnect_s)
+        self._waits_for = str(error)
+        if error.retry == "never" or not self._wait.pause(error):
+            raise error
+        self._control.refresh_map()
+
+    def _answered(self) -> None:
+        if self._wait is not None:
+            self._wait.end()
+        self._wait, self._waits_for = None, ""
+
+    def high_offset(self) -> dict[str, Any] | None:
+        """Return the present end of every partition, for the progress.
+
+        While nodes do not answer: the last known end, with what is waited for as `waiting`.
+        """
+        if not self._waits_for:
+            try:
+                positions = self._control.positions()
+            except (UnavailableError, RoutingError) as error:
+                self._waits_for = str(error)
+            else:
+                self._high = self._form(
+                    {
+                        p: OffsetEntry(high.uuid, end, end, end, high.branch)
+                        for p, high, end in self._ends(positions)
+                    }
+                )
+                return self._high
+        return (self._high or {}) | {"waiting": self._waits_for}
 
     def _form(self, entries: Mapping[int, OffsetEntry]) -> dict[str, Any]:
         return offset_to_json(Offset(self._options.bucket, self._control.bucket_uuid, entries))

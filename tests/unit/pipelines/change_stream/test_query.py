@@ -65,9 +65,10 @@ def test_latest_is_not_the_beginning_where_durability_is_not_known(
 ) -> None:
     node.partitions[0].durable_seqno = 0
     monkeypatch.setattr(FalseClient, "nodes", ("here", "there"))
-    monkeypatch.setattr(control, "RECONNECT_S", 0)
     running = Query(
-        SourceOptions(hosts="h", bucket="b", starting_offsets="latest", is_durable_only=True)
+        SourceOptions(
+            hosts="h", bucket="b", starting_offsets="latest", is_durable_only=True, reconnect_s=0
+        )
     )
     with pytest.raises(UnavailableError, match="durable"):
         running.initial_offset()
@@ -164,3 +165,51 @@ def test_the_high_offset_is_the_present(make_query: type, node: FalseNode) -> No
     offset = offset_from_json(make_query().high_offset())
     position = node.positions()[0]
     assert offset.entry(0) == OffsetEntry(position.uuid, 5, 5, 5, position.branch)
+
+
+def test_a_node_that_is_away_ends_no_query_and_the_progress_says_what_is_waited_for(
+    node: FalseNode, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    client = FalseClient(node)
+    monkeypatch.setattr(control, "open_client", lambda _: client)
+    running = Query(SourceOptions(hosts="h", bucket="b", poll_ms=0))
+    start = running.initial_offset()
+    known = running.high_offset()
+    client.failures = [UnavailableError("h:1 refuses connections")] * 2
+    assert running.latest_offset(start, None) is start
+    assert running.high_offset() == known | {"waiting": "h:1 refuses connections"}
+    assert client.calls[-1] == "refresh_map"
+    assert running.latest_offset(start, None) is start
+    end = offset_from_json(running.latest_offset(start, None))
+    assert end.entry(0).seqno == 5
+    assert running.high_offset() == known
+    client.failures = [UnavailableError("cut")]
+    assert running.high_offset() == known | {"waiting": "cut"}
+    running.stop()
+
+
+def test_a_run_that_ends_with_what_is_there_waits_in_the_call(
+    node: FalseNode, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    client = FalseClient(node)
+    monkeypatch.setattr(control, "open_client", lambda _: client)
+    running = Query(SourceOptions(hosts="h", bucket="b", poll_ms=0))
+    start = running.initial_offset()
+    client.failures = [UnavailableError("away")] * 3
+    running.prepare_available_now()
+    client.failures = [UnavailableError("away")] * 3
+    assert offset_from_json(running.latest_offset(start, None)).entry(0).seqno == 5
+    running.stop()
+
+
+def test_a_wait_that_is_over_ends_the_query(
+    node: FalseNode, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    client = FalseClient(node)
+    monkeypatch.setattr(control, "open_client", lambda _: client)
+    running = Query(SourceOptions(hosts="h", bucket="b", poll_ms=0, reconnect_s=0))
+    start = running.initial_offset()
+    client.failures = [UnavailableError("away")]
+    with pytest.raises(UnavailableError, match="away"):
+        running.latest_offset(start, None)
+    running.stop()
