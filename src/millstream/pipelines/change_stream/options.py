@@ -89,6 +89,10 @@ OPTIONS: Final = (
         "streams only: fail, or rows for a sink that repairs by rollback and sweep rows",
         "fail",
     ),
+    _Option(
+        "tombstones",
+        "batch reads only: whether deletions are rows; default only with startingOffsets",
+    ),
     _Option("durableOnly", "true: read no change that a stop of a machine may undo", "false"),
 )
 CONNECTION_OPTIONS: Final = (
@@ -124,6 +128,8 @@ class SourceOptions:
     repairs: bool = False
     """Whether the sink repairs what a rollback row tells it (option rollback)."""
     is_durable_only: bool = False
+    has_tombstones: bool = True
+    """Whether deletions are rows of a batch read; of a stream they always are."""
 
     def tls(self) -> ssl.SSLContext | None:
         """Return the context of encrypted connections; None for plain ones."""
@@ -180,6 +186,7 @@ def parse_options(
         key_prefix=_read(values, "keyPrefix", _key_prefix),
         repairs=_read(values, "rollback", _repairs),
         is_durable_only=_read(values, "durableOnly", _flag),
+        has_tombstones=_has_tombstones(values),
     )
 
 
@@ -276,6 +283,12 @@ def _flag(text: str) -> bool:
     if text.lower() not in ("true", "false"):
         raise ValueError("write true or false")
     return text.lower() == "true"
+
+
+def _has_tombstones(values: Mapping[str, str]) -> bool:
+    if values["tombstones"]:
+        return bool(_read(values, "tombstones", _flag))
+    return values["startingOffsets"].strip().lower() != "earliest"
 
 
 def _repairs(text: str) -> bool:

@@ -1,7 +1,8 @@
 """The state of one streaming query in its source process: planner, connection, lease keeper.
 
 Invariants:
-1. A checkpoint is used only with its bucket, identified by uuid, not by name.
+1. A checkpoint is used only with its bucket, identified by uuid, not by name, and with the options
+   `partitions` and `keyPrefix` that it began with: what else was passed over would stay missing.
 2. A query that begins at `latest` writes that position to Spark's offset log before it reads.
 3. Without new changes the query waits here, up to `pollMs`, so that it does not spin. It also
    waits if the next batch would be empty and only close snapshots that were read to their end. So
@@ -16,7 +17,7 @@ Elsewhere: Spark's side (`source`), the rules (`planner`).
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
 from typing import Any, Final, TypeVar
 
 from millstream.client.extensions import PartitionPosition
@@ -33,7 +34,7 @@ from millstream.pipelines.change_stream.patience import Wait
 from millstream.pipelines.change_stream.planner import Planner, closed_entry
 from millstream.pipelines.change_stream.ranges import ranges_between
 
-__all__ = ["Query", "check_bucket"]
+__all__ = ["Query", "check_given"]
 
 POLL_PAUSE_S: Final = 0.02
 
@@ -82,7 +83,9 @@ class Query:
         """
         starting = self._options.starting_offsets
         if isinstance(starting, Offset):
-            self._check(starting)
+            check_given(
+                starting, "startingOffsets", self._options.bucket, self._control.bucket_uuid
+            )
             entries = {p: starting.entry(p) for p in self._control.partition_ids}
             return self._form(entries)
         if starting == "earliest":
@@ -94,7 +97,7 @@ class Query:
         """Return where the next batch ends; `start` itself if nothing is new in time.
 
         Raises:
-            UsageError: `bad_offset`, `other_bucket`.
+            UsageError: `bad_offset`, `other_bucket`, `other_options`.
             RollbackRequiredError: see `planner`.
         """
         if start == self._first:
@@ -104,6 +107,7 @@ class Query:
             return start
         offset = offset_from_json(start)
         self._check(offset)
+        offset = offset._replace(key_prefix=self._options.key_prefix)
         deadline = time.monotonic() + self._options.poll_ms / 1000
         while True:
             end = self._planned(offset, rows_max)
@@ -174,7 +178,8 @@ class Query:
         return (self._high or {}) | {"waiting": self._waits_for}
 
     def _form(self, entries: Mapping[int, OffsetEntry]) -> dict[str, Any]:
-        return offset_to_json(Offset(self._options.bucket, self._control.bucket_uuid, entries))
+        bucket, uuid = self._options.bucket, self._control.bucket_uuid
+        return offset_to_json(Offset(bucket, uuid, entries, self._options.key_prefix))
 
     def _present(self) -> dict[int, OffsetEntry]:
         return {
@@ -190,19 +195,53 @@ class Query:
             yield p, high, high.durable_seqno if is_durable_only else high.high_seqno
 
     def _check(self, offset: Offset) -> None:
-        check_bucket(offset, self._options.bucket, self._control.bucket_uuid)
+        bucket, uuid = self._options.bucket, self._control.bucket_uuid
+        if (offset.bucket, offset.bucket_uuid) != (bucket, uuid):
+            raise UsageError(
+                f"the offset is one of bucket {offset.bucket!r} ({offset.bucket_uuid}), but the "
+                f"node has {bucket!r} ({uuid}): another bucket, or one that was created anew. "
+                "Start with a new checkpoint and an empty sink (`run lake`: another directory)",
+                code="other_bucket",
+            )
+        prefix = self._options.key_prefix
+        if offset.key_prefix not in (None, prefix):
+            raise _other_options("keyPrefix", repr(offset.key_prefix), repr(prefix))
+        read, wanted = set(offset.entries), set(self._control.partition_ids)
+        if read != wanted:
+            raise _other_options("partitions", _spans(read), _spans(wanted))
 
 
-def check_bucket(offset: Offset, bucket: str, bucket_uuid: str) -> None:
-    """Refuse an offset of another bucket.
+def check_given(offset: Offset, option: str, bucket: str, bucket_uuid: str) -> None:
+    """Refuse an offset of another bucket that an option gives.
 
     Raises:
         UsageError: `other_bucket`.
     """
     if (offset.bucket, offset.bucket_uuid) != (bucket, bucket_uuid):
         raise UsageError(
-            f"the offset is one of bucket {offset.bucket!r} ({offset.bucket_uuid}), but the node "
-            f"has {bucket!r} ({bucket_uuid}): another bucket, or one that was created anew. "
-            "Start with a new checkpoint and an empty sink (`run lake`: another directory)",
+            f"option {option}: the offset is one of bucket {offset.bucket!r} "
+            f"({offset.bucket_uuid}), but the node has {bucket!r} ({bucket_uuid}): another "
+            "bucket, or one that was created anew. Give an offset of this one: `millstream "
+            "pipeline offsets make` writes it",
             code="other_bucket",
         )
+
+
+def _other_options(name: str, began: str, now: str) -> UsageError:
+    return UsageError(
+        f"this checkpoint began with option {name} {began}, not {now}: what was passed over until "
+        "now would stay missing, or stay in the sink. Set the option back, or start with a new "
+        "checkpoint and an empty sink",
+        code="other_options",
+    )
+
+
+def _spans(partition_ids: Collection[int]) -> str:
+    """Return partitions as the option names them, such as 0-15,40."""
+    spans: list[list[int]] = []
+    for p in sorted(partition_ids):
+        if spans and spans[-1][1] == p - 1:
+            spans[-1][1] = p
+        else:
+            spans.append([p, p])
+    return ",".join(f"{a}-{b}" if a < b else f"{a}" for a, b in spans) or "none"

@@ -61,6 +61,14 @@ def test_how_long_nodes_are_waited_for() -> None:
             parsed(reconnectTimeout=text)
 
 
+def test_deletions_are_rows_of_a_batch_only_where_they_are_news() -> None:
+    assert not parsed().has_tombstones
+    assert not parsed(startingOffsets="Earliest").has_tombstones
+    assert parsed(startingOffsets="latest").has_tombstones
+    assert parsed(tombstones="true").has_tombstones
+    assert not parsed(startingOffsets="latest", tombstones="FALSE").has_tombstones
+
+
 def test_names_are_taken_in_any_case() -> None:
     options = parsed(MAXROWSPERBATCH="10", nOvAlUe="True", StartingOffsets="LATEST")
     assert options.rows_max == 10

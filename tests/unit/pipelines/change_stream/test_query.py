@@ -44,7 +44,7 @@ def make_query(node: FalseNode) -> Iterator[type]:
 
 def test_earliest_is_before_the_first_change(make_query: type) -> None:
     offset = offset_from_json(make_query().initial_offset())
-    assert offset == Offset("b", "b0b0", {0: OffsetEntry(), 1: OffsetEntry()})
+    assert offset == Offset("b", "b0b0", {0: OffsetEntry(), 1: OffsetEntry()}, "")
 
 
 def test_latest_is_the_present_end_and_is_logged_before_anything_is_read(
@@ -213,3 +213,25 @@ def test_a_wait_that_is_over_ends_the_query(
     with pytest.raises(UnavailableError, match="away"):
         running.latest_offset(start, None)
     running.stop()
+
+
+def test_a_checkpoint_goes_on_only_with_the_options_that_choose_what_is_read(
+    make_query: type, node: FalseNode
+) -> None:
+    running = make_query()
+    start = running.initial_offset()
+    end = running.latest_offset(start, None)
+    for options, message in {
+        SourceOptions(hosts="h", bucket="b", key_prefix="a"): "keyPrefix '', not 'a'",
+        SourceOptions(hosts="h", bucket="b", partition_ids=(1,)): "partitions 0-1, not 1:",
+    }.items():
+        other = Query(options)
+        with pytest.raises(UsageError, match=message) as refused:
+            other.latest_offset(end, None)
+        assert refused.value.code == "other_options"
+        other.stop()
+    old = {name: value for name, value in end.items() if name != "keyPrefix"}
+    prefixed = Query(SourceOptions(hosts="h", bucket="b", key_prefix="a"))
+    node.write(0, 7, 7)  # a release before did not log the prefix: it is logged from now on
+    assert prefixed.latest_offset(old, None)["keyPrefix"] == "a"
+    prefixed.stop()
