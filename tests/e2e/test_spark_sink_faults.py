@@ -116,9 +116,8 @@ def test_a_node_that_stays_away_fails_the_batch_and_a_repetition_is_right(
 ) -> None:
     monkeypatch.setattr("millstream.pipelines.sinks.writing.SLICE_ROWS", 500)
     monkeypatch.setattr("millstream.pipelines.sinks.staging.CHUNK_ROWS_MAX", 100)
-    monkeypatch.setattr(control, "RECONNECT_S", 0.2)
     kv = kept_node.ready["kv"]
-    target = Target(hosts=kv, bucket="b", **options)
+    target = Target(hosts=kv, bucket="b", reconnectTimeout="200ms", **options)
     with pytest.raises(millstream.errors.UnavailableError, match=r"again for 0\.2 s") as failed:
         target.batch(0, meanwhile(kept_node.kill, arrow(rows(0), pieces=4)))
     assert kv in str(failed.value)

@@ -22,7 +22,6 @@ from support.node.node_process import NodeProcess
 from support.node.waiting import until
 
 FOLLOWED_S = 180.0
-"""Far longer than the wait of the reader, 30 s, which would end the query."""
 DESIGN = {
     "_id": "_design/kept",
     "engine": "spark",

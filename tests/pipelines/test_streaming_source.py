@@ -1,5 +1,6 @@
 """Streaming reads through a real session from a real node: restarts, limits, lost histories."""
 
+import json
 import random
 import threading
 import time
@@ -147,6 +148,14 @@ def test_latest_means_what_comes_after_the_start(
     assert set(state.live()) == {"after"}
 
 
+def waits_for(query: Any) -> str:
+    """Return what the progress of a query says that it waits for; empty: nothing."""
+    progress = query.lastProgress
+    newest = progress["sources"][0]["latestOffset"] if progress else None
+    form = json.loads(newest) if isinstance(newest, str) else newest
+    return str((form or {}).get("waiting", ""))
+
+
 def test_a_query_outlives_a_clean_restart_of_the_node(
     spark: Any, own_node: Callable[..., NodeProcess], tmp_path: Path
 ) -> None:
@@ -159,6 +168,7 @@ def test_a_query_outlives_a_clean_restart_of_the_node(
         wait_until(lambda: len(state.rows) == 200, query)
         query.processAllAvailable()  # its first snapshot is confirmed, so no lease is missed
         assert node.stop() == 0
+        wait_until(lambda: node.ready["kv"] in waits_for(query), query)
         node.start()
         bucket.write({f"k{n}": b"2" for n in range(20)} | {"k30": None})
         wait_until(lambda: state.live().get("k19") == b"2" and "k30" not in state.live(), query)
@@ -166,9 +176,14 @@ def test_a_query_outlives_a_clean_restart_of_the_node(
     finally:
         query.stop()
     assert node.stop() == 0
-    node.start()
-    bucket.write({"k40": b"3"})
-    state.run_to_end(bucket.stream(spark), tmp_path / "checkpoint")
+    query = state.start(bucket.stream(spark), tmp_path / "checkpoint")
+    try:
+        wait_until(lambda: "offsets" in query.status["message"], query)
+        node.start()
+        bucket.write({"k40": b"3"})
+        wait_until(lambda: state.live().get("k40") == b"3", query)
+    finally:
+        query.stop()
     assert state.live() == present(bucket, [f"k{n}" for n in range(200)])
     assert not [row for _, rows in state.batches for row in rows if row.op == "rollback"]
 

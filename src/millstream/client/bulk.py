@@ -337,7 +337,7 @@ class BucketRanges:
             UnavailableError: a node went while it was read from, or is away for too long.
         """
         left = list(ranges)
-        backoff = Backoff(self._patience_s)
+        backoff: Backoff | None = None
         while left:
             has_given = is_read = False
             mine: Sequence[Range] = ()
@@ -348,6 +348,7 @@ class BucketRanges:
                     yield chunk
                 is_read = True
             except (RoutingError, UnavailableError):
+                backoff = backoff or Backoff(self._patience_s)
                 if has_given or not backoff.wait():
                     raise
                 with suppress(UnavailableError):  # the next try says so
@@ -356,6 +357,7 @@ class BucketRanges:
                 if not is_read:
                     self.close()
             if is_read:
+                backoff = None
                 left = [wanted for wanted in left if wanted not in mine]
 
     def _reader_for(self, ranges: Sequence[Range]) -> tuple[BulkReader, Sequence[Range]]:

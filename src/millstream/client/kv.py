@@ -117,6 +117,8 @@ class Client:
 
     def __init__(self, router: Router) -> None:
         self._router = router
+        self.reconnect_s = 0.0
+        """How long a pipeline goes on asking when no node answers; this client does not."""
 
     def __enter__(self) -> Self:
         return self

@@ -32,8 +32,8 @@ from pyspark.sql.streaming.query import StreamingQuery
 from pyspark.sql.types import StructType
 
 from millstream.errors import UsageError
-from millstream.pipelines.change_stream.control import again
 from millstream.pipelines.change_stream.options import parse_options
+from millstream.pipelines.change_stream.patience import again
 from millstream.pipelines.classic import require_classic
 from millstream.pipelines.document_frames import ID, DocumentFrames, GroupFrames, Step, typed
 from millstream.pipelines.sinks.applying import apply_changes
@@ -246,10 +246,11 @@ class Groups:
             return self._frames.results(self._documents.read(state), touched)
 
         groups = GroupingSink(state, target, results)
+        reconnect_s = parse_options(self._documents._source).reconnect_s
 
         def take(batch: DataFrame, batch_id: int) -> None:
             self._documents.apply(batch, batch_id, state)
-            again(lambda: groups.update(batch_id))  # while a node of the target is away
+            again(lambda: groups.update(batch_id), reconnect_s)
 
         return self._documents.start(take, checkpoint, name, trigger)
 

@@ -131,6 +131,12 @@ class MillstreamDataSource(DataSource):
         options = parse_options(self.options)
         if options.ending_offsets != "latest":
             raise UsageError("option endingOffsets: a stream has no end", code="bad_option")
+        if "tombstones" in self.options and not options.has_tombstones:
+            raise UsageError(
+                "option tombstones: a stream always has deletions, or what it keeps would keep "
+                "documents that are gone; leave them out with .where(\"op = 'put'\")",
+                code="bad_option",
+            )
         return MillstreamStreamReader(options, _form(options, schema))
 
     def writer(self, schema: StructType, overwrite: bool) -> BatchWriter:
@@ -152,7 +158,7 @@ class MillstreamReader(DataSourceReader):
     def __init__(self, options: SourceOptions, form: RowForm) -> None:
         self._options = options
         self._form = form
-        self._pushed = Pushed()
+        self._pushed = Pushed(is_live_only=not options.has_tombstones)
 
     def partitions(self) -> Sequence[InputPartition]:
         """Fix the end and share the ranges out over tasks."""
@@ -171,7 +177,7 @@ class PushdownReader(MillstreamReader):
 
     def pushFilters(self, filters: list[Filter]) -> Iterable[Filter]:
         """Take the filters that are for us; return the others."""
-        self._pushed, left = push(filters)
+        self._pushed, left = push(filters, self._pushed)
         return left
 
 

@@ -20,6 +20,7 @@ class FalseBucket:
     """A `client.kv.Client` of the bucket, as far as a target uses one."""
 
     bucket = "copy"
+    reconnect_s = 600.0
 
     def __init__(self) -> None:
         self.documents: dict[str, tuple[bytes, int, int, int]] = {}

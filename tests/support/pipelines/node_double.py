@@ -231,6 +231,7 @@ class FalseClient:
         return len(self._node.partitions)
 
     nodes: tuple[str, ...] = ("here",)
+    reconnect_s = 600.0
 
     def refresh_map(self) -> None:
         self.calls.append("refresh_map")

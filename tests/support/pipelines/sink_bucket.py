@@ -162,6 +162,8 @@ class SinkBucketDouble:
         found = {key: self._live(key) for key in keys}
         return {key: entry.cas for key, entry in found.items() if entry}
 
+    reconnect_s = 600.0
+
     def refresh_map(self) -> None:
         """The map is what it was."""
 

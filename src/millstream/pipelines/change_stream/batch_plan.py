@@ -19,7 +19,7 @@ from millstream.pipelines.change_stream.control import NodeControl
 from millstream.pipelines.change_stream.offsets import Offset, OffsetEntry
 from millstream.pipelines.change_stream.options import Edge, SourceOptions
 from millstream.pipelines.change_stream.pushdown import Pushed
-from millstream.pipelines.change_stream.query import check_bucket
+from millstream.pipelines.change_stream.query import check_given
 from millstream.pipelines.change_stream.ranges import RangeRead
 
 __all__ = ["plan_batch"]
@@ -41,9 +41,13 @@ def plan_batch(options: SourceOptions, pushed: Pushed | None = None) -> list[Ran
     control = NodeControl(options)
     try:
         control.leave_out(lambda p, count: not pushed.reads_partition(p, count))
-        for edge in (options.starting_offsets, options.ending_offsets):
+        given = {
+            "startingOffsets": options.starting_offsets,
+            "endingOffsets": options.ending_offsets,
+        }
+        for name, edge in given.items():
             if isinstance(edge, Offset):
-                check_bucket(edge, options.bucket, control.bucket_uuid)
+                check_given(edge, name, options.bucket, control.bucket_uuid)
         leases = _leases_at(options.ending_offsets, control)
         reads = [
             _range(_entry(options.starting_offsets, p, lease), options.ending_offsets, lease)

@@ -9,9 +9,9 @@ Elsewhere: the options of the change stream, which say how to connect here too (
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Final
 
 from millstream.pipelines.change_stream.options import (
+    CONNECTION_OPTIONS,
     OPTIONS,
     SourceOptions,
     parse_options,
@@ -19,8 +19,6 @@ from millstream.pipelines.change_stream.options import (
 )
 
 __all__ = ["Connected", "split_options"]
-
-_CONNECTION: Final = ("hosts", "bucket", "user", "passwordFile", "password", "tlsCa")
 
 Connected = tuple[SourceOptions, dict[str, str]]
 """How to connect, and the options of a format's own as they are named in its table."""
@@ -43,12 +41,14 @@ def split_options(
     Raises:
         UsageError: `unknown_option`, `bad_option`.
     """
-    meanings = {option.name: option.meaning for option in OPTIONS if option.name in _CONNECTION}
+    meanings = {
+        option.name: option.meaning for option in OPTIONS if option.name in CONNECTION_OPTIONS
+    }
     meanings |= dict(own)
     names = {name.lower(): name for name in meanings}
     unknown = [name for name in given if name.lower() not in names]
     if unknown:
         raise unknown_option(unknown, format_name, meanings)
     values = {names[name.lower()]: value for name, value in given.items()}
-    source = parse_options({n: v for n, v in values.items() if n in _CONNECTION}, environ)
-    return source, {n: v.strip() for n, v in values.items() if n not in _CONNECTION}
+    source = parse_options({n: v for n, v in values.items() if n in CONNECTION_OPTIONS}, environ)
+    return source, {n: v.strip() for n, v in values.items() if n not in CONNECTION_OPTIONS}

@@ -1,9 +1,8 @@
 """The planner's connection to nodes: positions, histories and leases over kv.
 
 Invariants:
-1. The first connection of a query fails at once, with the reason. Later connections and questions
-   are repeated for `RECONNECT_S`, so a query survives the restart of a node. Executors and sinks
-   use the same functions. An error after such a wait says so, and is not waited for again.
+1. Connections and questions are repeated for `reconnectTimeout`, the first one too, so a query
+   survives the restart of a node (`patience`). Executors and sinks use the same functions.
 2. Partitions that move between nodes are waited for as long, and asked for at their new node. So
    is the durability of a new history, which may be unknown at first.
 3. A thread with its own connections renews the leases of the newest offset while the query lives,
@@ -18,11 +17,10 @@ import sys
 import threading
 from collections.abc import Callable, Collection, Mapping, Sequence
 from contextlib import suppress
-from typing import Final, Protocol, TypeVar
+from typing import Final, TypeVar
 
 from millstream.client.extensions import DURABLE_MARK, LeaseHold, PartitionPosition
 from millstream.client.kv import Client, connect
-from millstream.client.routing import Backoff
 from millstream.errors import (
     AccessError,
     MillstreamError,
@@ -35,49 +33,18 @@ from millstream.model.limits import LEASE_SECONDS_DEFAULT
 from millstream.model.partitions import PartitionState
 from millstream.model.position import FailoverLog
 from millstream.pipelines.change_stream.options import SourceOptions
+from millstream.pipelines.change_stream.patience import Wait, advised, again, ask_again
 from millstream.wire.cluster_map import ClusterMap
 
-__all__ = [
-    "LeaseKeeper",
-    "NodeControl",
-    "advised",
-    "again",
-    "ask_again",
-    "open_again",
-    "open_client",
-]
+__all__ = ["LeaseKeeper", "NodeControl", "open_again", "open_client"]
 
-RECONNECT_S: Final = 30.0
 WAITING_SHOWN_MAX: Final = 5
 """Partitions that an error names."""
 STOP_S: Final = 2.0
 """Longest wait for a renewal under way when a query stops."""
 RENEW_EVERY_S: Final = LEASE_SECONDS_DEFAULT / 3
-_CHANGED: Final = (
-    " If it was changed while a query ran: write the new one to passwordFile, or "
-    "MILLSTREAM_PASSWORD, on the driver and start again; the query goes on from its checkpoint"
-)
-_ADVICE: Final = {
-    "bad_credentials": _CHANGED,
-    "login_stale": _CHANGED,
-    "unknown_bucket": (
-        " If it was dropped while a query ran: what the query has written elsewhere stays; one "
-        "that is made anew needs a new checkpoint"
-    ),
-}
 
 Answer = TypeVar("Answer")
-
-
-class Asked(Protocol):
-    """A client that can be asked, such as `client.kv.Client`."""
-
-    def refresh_map(self) -> None:
-        """Ask for the newest partition map."""
-        ...
-
-
-SomeClient = TypeVar("SomeClient", bound=Asked)
 
 
 def open_client(options: SourceOptions) -> Client:
@@ -87,100 +54,38 @@ def open_client(options: SourceOptions) -> Client:
         UnavailableError, AccessError: as `millstream.connect`.
     """
     try:
-        return connect(
+        client = connect(
             options.hosts, bucket=options.bucket, user=options.user, password=options.password,
             tls=options.tls(),
         )  # fmt: skip
     except AccessError as error:
         raise advised(error) from error
-
-
-def advised(error: AccessError) -> AccessError:
-    """Add to a log-in error what the user of a job or a query can do about it."""
-    advice = _ADVICE.get(error.code, "")
-    if not str(error).endswith(advice):
-        error.args = (f"{error}.{advice}",)
-    return error
+    client.reconnect_s = options.reconnect_s
+    return client
 
 
 def open_again(options: SourceOptions) -> Client:
-    """Connect to nodes that were there before: again for `RECONNECT_S` while none answers.
+    """Connect, again for `reconnectTimeout` while no node answers.
 
     Raises:
         UnavailableError, AccessError: as `millstream.connect`.
     """
-    return again(lambda: open_client(options))
-
-
-def ask_again(
-    client: SomeClient, ask: Callable[[SomeClient], Answer], *, may_move: bool = False
-) -> Answer:
-    """Ask until there is an answer, for `RECONNECT_S`, by a new map each time.
-
-    `ask` may be called several times, also after its question arrived.
-
-    Args:
-        client: of the bucket.
-        ask: the question.
-        may_move: it opens a lease, and where there are several nodes, one that is refused as lost
-            means that the partition moves.
-
-    Raises:
-        UnavailableError, RoutingError: there is none.
-    """
-    return again(lambda: ask(client), lambda: _refresh_map(client), may_move=may_move)
-
-
-def again(
-    do: Callable[[], Answer],
-    between: Callable[[], None] = lambda: None,
-    *,
-    may_move: bool = False,
-) -> Answer:
-    """Do something until it is done, for `RECONNECT_S` from its first failure.
-
-    Args:
-        do: may be called several times.
-        between: called before each further time.
-        may_move: a lost lease is no final answer either.
-
-    Raises:
-        UnavailableError, RoutingError: the last failure; or the first one with `retry` never.
-    """
-    backoff: Backoff | None = None
-    failure: MillstreamError
-    while True:
-        try:
-            return do()
-        except AccessError as error:
-            raise advised(error) from error
-        except (UnavailableError, RoutingError) as error:
-            if error.retry == "never":
-                raise
-            failure = error
-        except StreamError as error:
-            if not may_move or error.code != "lease_lost":
-                raise
-            failure = error
-        backoff = backoff or Backoff(RECONNECT_S)
-        if not backoff.wait():
-            failure.args = (f"{failure} (tried again for {RECONNECT_S:g} s)",)
-            failure.retry = "never"
-            raise failure
-        between()
-
-
-def _refresh_map(client: Asked) -> None:
-    with suppress(UnavailableError):  # whoever is asked next says what is the matter
-        client.refresh_map()
+    return again(lambda: open_client(options), options.reconnect_s)
 
 
 class NodeControl:
-    """What the planner asks of a node; a `planner.PlanningSource`."""
+    """What the planner asks of a node; a `planner.PlanningSource`.
 
-    def __init__(self, options: SourceOptions) -> None:
+    Args:
+        options: of the source.
+        waits: False: once it is connected, a question is asked once, and the caller waits.
+    """
+
+    def __init__(self, options: SourceOptions, *, waits: bool = True) -> None:
         self._options = options
-        self._client = open_client(options)
+        self._client = open_again(options)
+        self._reconnect_s = options.reconnect_s if waits else 0.0
+        self._client.reconnect_s = self._reconnect_s
         self._newest = DURABLE_MARK if options.is_durable_only else None
         self.bucket_uuid = self._client.cluster_map.bucket_uuid
         self.partition_ids = self._checked_partitions()
@@ -203,16 +108,23 @@ class NodeControl:
         Raises:
             UnavailableError: `partition_inactive`: of several nodes none serves one for too long.
         """
-        backoff = Backoff(RECONNECT_S)
+        wait = Wait(self._reconnect_s)
         while True:
             found = self._ask(lambda client: client.positions(self.partition_ids))
             active = [at for at in found if at.state == PartitionState.ACTIVE]
             is_spread = len(self._client.cluster_map.nodes) > 1
             if len(active) == len(self.partition_ids) or not is_spread:
+                wait.end()
                 return {position.partition_id: position for position in found}
-            if not backoff.wait():
-                raise self._inactive(found)
-            _refresh_map(self._client)
+            failure = self._inactive(found)
+            if not wait.pause(failure):
+                raise failure
+            self.refresh_map()
+
+    def refresh_map(self) -> None:
+        """Ask for the newest partition map; whoever is asked next says if no node answers."""
+        with suppress(UnavailableError):
+            self._client.refresh_map()
 
     def positions_now(self, partition_ids: Collection[int]) -> Mapping[int, PartitionPosition]:
         """Return the positions of partitions, without those that no node serves or reports now.
@@ -225,7 +137,7 @@ class NodeControl:
         for is_again in (False, True):
             left = [p for p in partition_ids if p not in found]
             if is_again and left:
-                _refresh_map(self._client)
+                self.refresh_map()
             for mine in self._by_owner(left):
                 try:
                     for position in self._client.positions(mine):
@@ -250,14 +162,16 @@ class NodeControl:
         Raises:
             UnavailableError: `durable_unknown` for too long.
         """
-        backoff = Backoff(RECONNECT_S)
+        wait = Wait(self._reconnect_s)
         while True:
             found = self.positions()
             unknown = [p for p, at in found.items() if at.high_seqno > 0 == at.durable_seqno]
             if self._newest is None or not unknown or self._is_alone:
+                wait.end()
                 return found
-            if not backoff.wait():
-                raise self._durable_unknown(unknown)
+            failure = self._durable_unknown(unknown)
+            if not wait.pause(failure):
+                raise failure
 
     def failover_log(self, partition_id: int) -> FailoverLog:
         """Return the histories of a partition, newest first."""
@@ -276,7 +190,7 @@ class NodeControl:
         Raises:
             UnavailableError: `durable_unknown` for too long.
         """
-        backoff = Backoff(RECONNECT_S)
+        wait = Wait(self._reconnect_s)
         held: dict[int, LeaseHold] = {}
         missing = list(partition_ids)
         while missing:
@@ -286,8 +200,9 @@ class NodeControl:
                 return held
             positions = self.positions() if missing else {}
             missing = [p for p in missing if positions[p].high_seqno]
-            if missing and not backoff.wait():
-                raise self._durable_unknown(missing)
+            if missing and not wait.pause(failure := self._durable_unknown(missing)):
+                raise failure
+        wait.end()
         return held
 
     def open_lease_at(self, ends: Mapping[int, int]) -> Mapping[int, LeaseHold]:
@@ -331,12 +246,11 @@ class NodeControl:
             if states.get(p) != PartitionState.ACTIVE.name.lower()
         ]
         return UnavailableError(
-            f"waited {RECONNECT_S:g} s for {len(waiting)} partitions of bucket "
-            f"{self._options.bucket!r} to be active where the newest map has them: "
-            f"{', '.join(waiting[:WAITING_SHOWN_MAX])}. Start the query again when the cluster "
-            "serves them",
+            f"{len(waiting)} partitions of bucket {self._options.bucket!r} are not active where "
+            f"the newest map has them: {', '.join(waiting[:WAITING_SHOWN_MAX])}. Start the query "
+            "again when the cluster serves them",
             code="partition_inactive",
-            retry="never",
+            retry="never" if self._reconnect_s else "backoff",
         )
 
     def _owner_of(self, partition_id: int) -> str:

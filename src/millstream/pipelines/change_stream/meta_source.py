@@ -31,7 +31,7 @@ from millstream.pipelines.change_stream.connection_options import split_options
 from millstream.pipelines.change_stream.control import open_client
 from millstream.pipelines.change_stream.offsets import Offset, offset_from_json
 from millstream.pipelines.change_stream.options import SourceOptions
-from millstream.pipelines.change_stream.query import check_bucket
+from millstream.pipelines.change_stream.query import check_given
 from millstream.pipelines.change_stream.schema import chosen_schema
 
 __all__ = ["PYSPARK_MIN", "MetaDataSource", "MetaReader", "meta_options"]
@@ -108,7 +108,7 @@ class MetaReader(DataSourceReader):
         with open_client(self._options) as client:
             if self._offset is not None:
                 uuid = client.cluster_map.bucket_uuid
-                check_bucket(self._offset, self._options.bucket, uuid)
+                check_given(self._offset, "offset", self._options.bucket, uuid)
             rows = _rows(client, self._offset)
         arrays = [
             pa.array([row[column.name] for row in rows], column.type) for column in self._schema

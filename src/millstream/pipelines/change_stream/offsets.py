@@ -1,9 +1,10 @@
 """The offsets that Spark logs: for each partition a position, its branch, and how it is read.
 
-    {"bucket": "flights", "bucket_uuid": "<hex>", "v": 1,
+    {"bucket": "flights", "bucket_uuid": "<hex>", "keyPrefix": "", "v": 1,
      "p": {"0": [uuid, seqno, snap_start, snap_end, branch, lease, load, purge(, rb)], ...}}
 
-`uuid` is 12 hex digits; `lease` and `purge` may be null; `rb` is left out where there is none.
+`keyPrefix` is the option of the query, absent where it is not known. `uuid` is 12 hex digits;
+`lease` and `purge` may be null; `rb` is left out where there is none.
 
 Invariants:
 1. Equal offsets have equal text: keys are sorted, numbers are plain integers. Spark compares
@@ -61,11 +62,12 @@ class OffsetEntry(NamedTuple):
 
 
 class Offset(NamedTuple):
-    """A whole offset; `entries` maps partition ids."""
+    """A whole offset; `entries` maps partition ids. `key_prefix` None: not known."""
 
     bucket: str
     bucket_uuid: str
     entries: Mapping[int, OffsetEntry]
+    key_prefix: str | None = None
 
     def entry(self, partition_id: int) -> OffsetEntry:
         """Return the entry of a partition; one that the offset lacks was never read."""
@@ -81,9 +83,11 @@ def lag_between(read: Offset, latest: Offset) -> dict[int, int]:
 
 def offset_to_json(offset: Offset) -> dict[str, Any]:
     """Return the form that Spark logs; its key order is stable."""
+    scope = {} if offset.key_prefix is None else {"keyPrefix": offset.key_prefix}
     return {
         "bucket": offset.bucket,
         "bucket_uuid": offset.bucket_uuid,
+        **scope,
         "p": {str(p): _entry_to_json(offset.entries[p]) for p in sorted(offset.entries)},
         "v": OFFSET_VERSION,
     }
@@ -108,7 +112,10 @@ def offset_from_json(form: object) -> Offset:
         raise _bad("bucket and bucket_uuid must be text")
     if not isinstance(entries, Mapping):
         raise _bad("p must map partitions to entries")
-    return Offset(bucket, bucket_uuid, dict(_entries_from_json(entries.items())))
+    prefix = form.get("keyPrefix")
+    if not (prefix is None or isinstance(prefix, str)):
+        raise _bad("keyPrefix must be text")
+    return Offset(bucket, bucket_uuid, dict(_entries_from_json(entries.items())), prefix)
 
 
 def _entry_to_json(entry: OffsetEntry) -> list[str | int | None]:

@@ -12,7 +12,9 @@ Elsewhere: what the options mean to a plan (`planner`), to a read (`reading`).
 from __future__ import annotations
 
 import json
+import math
 import os
+import re
 import ssl
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
@@ -26,8 +28,10 @@ from millstream.model.addresses import parse_address
 from millstream.model.limits import PARTITIONS_MAX
 from millstream.model.partitions import key_from_text
 from millstream.pipelines.change_stream.offsets import Offset, offset_from_json
+from millstream.pipelines.change_stream.patience import RECONNECT_S_DEFAULT
 
 __all__ = [
+    "CONNECTION_OPTIONS",
     "OPTIONS",
     "ROW_BYTES_ESTIMATE",
     "Edge",
@@ -40,6 +44,8 @@ POLL_MS_MAX: Final = 60_000
 TASKS_MAX: Final = 4_096
 ROW_BYTES_ESTIMATE: Final = 1_024
 """Assumed size of a change for `maxBytesPerBatch`; the real size is known after reading."""
+
+_UNITS: Final = {"ms": 0.001, "s": 1.0, "m": 60.0, "min": 60.0, "h": 3_600.0, "d": 86_400.0}
 
 Edge = Literal["earliest", "latest"] | Offset
 
@@ -57,6 +63,11 @@ OPTIONS: Final = (
     _Option("passwordFile", "file on the driver whose first line is the password"),
     _Option("password", "the password itself; better passwordFile, or MILLSTREAM_PASSWORD"),
     _Option("tlsCa", "PEM file on the driver: TLS to nodes whose certificates it has issued"),
+    _Option(
+        "reconnectTimeout",
+        "how long nodes that do not answer are waited for: 0, forever, or as 90s, 10m, 2h",
+        "10m",
+    ),
     _Option("startingOffsets", "earliest, latest, or an offset as JSON", "earliest"),
     _Option("endingOffsets", "batch reads only: latest, or an offset as JSON", "latest"),
     _Option("partitions", "partitions to read, such as 0-15,40; default all"),
@@ -78,8 +89,16 @@ OPTIONS: Final = (
         "streams only: fail, or rows for a sink that repairs by rollback and sweep rows",
         "fail",
     ),
+    _Option(
+        "tombstones",
+        "batch reads only: whether deletions are rows; default only with startingOffsets",
+    ),
     _Option("durableOnly", "true: read no change that a stop of a machine may undo", "false"),
 )
+CONNECTION_OPTIONS: Final = (
+    "hosts", "bucket", "user", "passwordFile", "password", "tlsCa", "reconnectTimeout",
+)  # fmt: skip
+"""The options that say how to connect, which sinks and the other formats take too."""
 _NAMES: Final = {option.name.lower(): option.name for option in OPTIONS}
 _DEFAULTS: Final = {option.name: option.default for option in OPTIONS}
 
@@ -93,6 +112,8 @@ class SourceOptions:
     user: str | None = None
     password: str | None = field(default=None, repr=False)
     tls_authority: str = ""
+    reconnect_s: float = RECONNECT_S_DEFAULT
+    """How long nodes that do not answer are waited for; `math.inf` for no end."""
     starting_offsets: Edge = "earliest"
     ending_offsets: Edge = "latest"
     partition_ids: tuple[int, ...] | None = None
@@ -107,6 +128,8 @@ class SourceOptions:
     repairs: bool = False
     """Whether the sink repairs what a rollback row tells it (option rollback)."""
     is_durable_only: bool = False
+    has_tombstones: bool = True
+    """Whether deletions are rows of a batch read; of a stream they always are."""
 
     def tls(self) -> ssl.SSLContext | None:
         """Return the context of encrypted connections; None for plain ones."""
@@ -149,6 +172,7 @@ def parse_options(
         user=user,
         password=_password(values, environ) if user else None,
         tls_authority=_read(values, "tlsCa", _authority),
+        reconnect_s=_read(values, "reconnectTimeout", _seconds),
         starting_offsets=_read(values, "startingOffsets", _edge),
         ending_offsets=_read(values, "endingOffsets", _end),
         partition_ids=_read(values, "partitions", _partition_ids),
@@ -162,6 +186,7 @@ def parse_options(
         key_prefix=_read(values, "keyPrefix", _key_prefix),
         repairs=_read(values, "rollback", _repairs),
         is_durable_only=_read(values, "durableOnly", _flag),
+        has_tombstones=_has_tombstones(values),
     )
 
 
@@ -245,10 +270,25 @@ def _number(least: int, most: int) -> Callable[[str], int | None]:
     return parse
 
 
+def _seconds(text: str) -> float:
+    if text.lower() == "forever":
+        return math.inf
+    found = re.fullmatch(r"(\d{1,9})\s*(ms|s|m|min|h|d)?", text.lower())
+    if not found or not (found[2] or int(found[1]) == 0):
+        raise ValueError("write 0, forever, or a number with its unit, such as 90s, 10m or 2h")
+    return int(found[1]) * _UNITS[found[2] or "s"]
+
+
 def _flag(text: str) -> bool:
     if text.lower() not in ("true", "false"):
         raise ValueError("write true or false")
     return text.lower() == "true"
+
+
+def _has_tombstones(values: Mapping[str, str]) -> bool:
+    if values["tombstones"]:
+        return bool(_read(values, "tombstones", _flag))
+    return values["startingOffsets"].strip().lower() != "earliest"
 
 
 def _repairs(text: str) -> bool:

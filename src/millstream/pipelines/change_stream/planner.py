@@ -29,7 +29,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import NamedTuple, Protocol
 
 from millstream.client.extensions import LeaseHold, PartitionPosition
-from millstream.errors import RollbackRequiredError, UnavailableError
+from millstream.errors import MillstreamError, RollbackRequiredError, UnavailableError
 from millstream.model.partitions import PartitionState
 from millstream.model.position import FailoverLog, Position, entry_below, rollback_seqno
 from millstream.pipelines.change_stream.offsets import OffsetEntry
@@ -180,6 +180,14 @@ class Planner:
             UnavailableError: `partition_inactive`.
         """
         self._release_left(start)
+        try:
+            self._planned = self._next(start, rows_max)
+        except MillstreamError:
+            self._left = []  # what `start` still names: the next call judges it again
+            raise
+        return self._planned
+
+    def _next(self, start: Entries, rows_max: int | None) -> dict[int, OffsetEntry]:
         positions = self._source.positions()
         held = self._held(start, positions)
         end = {p: start.get(p, OffsetEntry()) for p in sorted({*start, *positions})}
@@ -203,7 +211,6 @@ class Planner:
         for p, entry in moving.items():
             delivered = 0 if self._repairs or p not in start else start[p].seqno
             end[p] = entry._replace(seqno=max(entry.seqno + shares[p], delivered))
-        self._planned = end
         return end
 
     def _held(

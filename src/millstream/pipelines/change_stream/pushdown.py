@@ -23,7 +23,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from pyspark.sql import datasource as spark_api
 
-from millstream.client.columns import Columns
+from millstream.client.columns import OP_PUT, Columns
 from millstream.model.partitions import key_from_text, partition_of
 
 __all__ = ["Pushed", "push"]
@@ -41,6 +41,8 @@ class Pushed:
     seqno_max: int = SEQNO_MAX
     keys: frozenset[str] | None = None
     prefixes: tuple[str, ...] = ()
+    is_live_only: bool = False
+    """No deletions: what the option `tombstones` says of a batch read."""
 
     def beginning(self, prefix: str) -> Pushed:
         """Return the same for keys that also begin so."""
@@ -57,6 +59,8 @@ class Pushed:
     def mask(self, columns: Columns) -> pa.Array | None:
         """Return which changes are wanted; None: all."""
         found = []
+        if self.is_live_only:
+            found.append(pc.equal(pa.array(columns.op, pa.string()), OP_PUT))
         if self.partition_ids is not None:
             ids = pa.array(sorted(self.partition_ids), pa.int32())
             found.append(pc.is_in(pa.array(columns.partition, pa.int32()), ids))
@@ -79,9 +83,10 @@ class Pushed:
 
 def push(
     filters: Sequence[spark_api.Filter],
+    pushed: Pushed = Pushed(),  # never changes
 ) -> tuple[Pushed, list[spark_api.Filter]]:
-    """Return the filters that are taken, and those that are left to Spark."""
-    pushed, left = Pushed(), []
+    """Return `pushed` with the filters that are taken, and those that are left to Spark."""
+    left = []
     for one in filters:
         taken = _taken(pushed, one)
         if taken is None:

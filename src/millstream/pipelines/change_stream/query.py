@@ -1,11 +1,15 @@
 """The state of one streaming query in its source process: planner, connection, lease keeper.
 
 Invariants:
-1. A checkpoint is used only with its bucket, identified by uuid, not by name.
+1. A checkpoint is used only with its bucket, identified by uuid, not by name, and with the options
+   `partitions` and `keyPrefix` that it began with: what else was passed over would stay missing.
 2. A query that begins at `latest` writes that position to Spark's offset log before it reads.
 3. Without new changes the query waits here, up to `pollMs`, so that it does not spin. It also
    waits if the next batch would be empty and only close snapshots that were read to their end. So
    a new change is in a batch at once, and not after an empty one.
+4. While nodes do not answer, there is nothing new: the offset stays, and the progress says what
+   is waited for. So a query can be stopped meanwhile. The wait is limited by `reconnectTimeout`.
+   A run that ends with what is there now waits in the call: to it, nothing new is the end.
 
 Elsewhere: Spark's side (`source`), the rules (`planner`).
 """
@@ -13,11 +17,11 @@ Elsewhere: Spark's side (`source`), the rules (`planner`).
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator, Mapping
-from typing import Any, Final
+from collections.abc import Callable, Collection, Iterator, Mapping
+from typing import Any, Final, TypeVar
 
 from millstream.client.extensions import PartitionPosition
-from millstream.errors import UsageError
+from millstream.errors import RoutingError, UnavailableError, UsageError
 from millstream.pipelines.change_stream.control import LeaseKeeper, NodeControl
 from millstream.pipelines.change_stream.offsets import (
     Offset,
@@ -26,12 +30,15 @@ from millstream.pipelines.change_stream.offsets import (
     offset_to_json,
 )
 from millstream.pipelines.change_stream.options import SourceOptions
+from millstream.pipelines.change_stream.patience import Wait
 from millstream.pipelines.change_stream.planner import Planner, closed_entry
 from millstream.pipelines.change_stream.ranges import ranges_between
 
-__all__ = ["Query", "check_bucket"]
+__all__ = ["Query", "check_given"]
 
 POLL_PAUSE_S: Final = 0.02
+
+Answer = TypeVar("Answer")
 
 
 class Query:
@@ -46,7 +53,10 @@ class Query:
 
     def __init__(self, options: SourceOptions) -> None:
         self._options = options
-        self._control = NodeControl(options)
+        self._control = NodeControl(options, waits=False)
+        self._wait: Wait | None = None
+        self._waits_for = ""
+        self._high: dict[str, Any] | None = None
         self._planner = Planner(
             self._control,
             options.bucket,
@@ -63,7 +73,7 @@ class Query:
 
     def prepare_available_now(self) -> None:
         """Take the present end as the goal of this run."""
-        self._planner.begin_available_now()
+        self._until_answered(self._planner.begin_available_now)
 
     def initial_offset(self) -> dict[str, Any]:
         """Return where the options say that a new query begins.
@@ -73,19 +83,21 @@ class Query:
         """
         starting = self._options.starting_offsets
         if isinstance(starting, Offset):
-            self._check(starting)
+            check_given(
+                starting, "startingOffsets", self._options.bucket, self._control.bucket_uuid
+            )
             entries = {p: starting.entry(p) for p in self._control.partition_ids}
             return self._form(entries)
         if starting == "earliest":
             return self._form({p: OffsetEntry() for p in self._control.partition_ids})
-        self._first = self._form(self._present())
+        self._first = self._form(self._until_answered(self._present))
         return self._first
 
     def latest_offset(self, start: dict[str, Any], rows_max: int | None) -> dict[str, Any]:
         """Return where the next batch ends; `start` itself if nothing is new in time.
 
         Raises:
-            UsageError: `bad_offset`, `other_bucket`.
+            UsageError: `bad_offset`, `other_bucket`, `other_options`.
             RollbackRequiredError: see `planner`.
         """
         if start == self._first:
@@ -95,25 +107,79 @@ class Query:
             return start
         offset = offset_from_json(start)
         self._check(offset)
+        offset = offset._replace(key_prefix=self._options.key_prefix)
         deadline = time.monotonic() + self._options.poll_ms / 1000
         while True:
-            end = offset._replace(entries=self._planner.plan(offset.entries, rows_max))
+            end = self._planned(offset, rows_max)
+            if end is None:
+                return start
             is_over = self._planner.is_available_now or time.monotonic() >= deadline
             if is_over or ranges_between(offset, end):
                 return start if end == offset else self._form(end.entries)
             time.sleep(POLL_PAUSE_S)
 
-    def high_offset(self) -> dict[str, Any]:
-        """Return the present end of every partition."""
-        return self._form(
-            {
-                p: OffsetEntry(high.uuid, end, end, end, high.branch)
-                for p, high, end in self._ends(self._control.positions())
-            }
-        )
+    def _planned(self, offset: Offset, rows_max: int | None) -> Offset | None:
+        """Return the next offset; None while nodes do not answer (invariant 4)."""
+
+        def plan() -> Offset:
+            return offset._replace(entries=self._planner.plan(offset.entries, rows_max))
+
+        if self._planner.is_available_now:
+            return self._until_answered(plan)
+        try:
+            end = plan()
+        except (UnavailableError, RoutingError) as error:
+            self._pause(error)
+            return None
+        self._answered()
+        return end
+
+    def _until_answered(self, ask: Callable[[], Answer]) -> Answer:
+        while True:
+            try:
+                answer = ask()
+            except (UnavailableError, RoutingError) as error:
+                self._pause(error)
+            else:
+                self._answered()
+                return answer
+
+    def _pause(self, error: UnavailableError | RoutingError) -> None:
+        """Pause before nodes are asked again; raise the error if that may not be."""
+        self._wait = self._wait or Wait(self._options.reconnect_s)
+        self._waits_for = str(error)
+        if error.retry == "never" or not self._wait.pause(error):
+            raise error
+        self._control.refresh_map()
+
+    def _answered(self) -> None:
+        if self._wait is not None:
+            self._wait.end()
+        self._wait, self._waits_for = None, ""
+
+    def high_offset(self) -> dict[str, Any] | None:
+        """Return the present end of every partition, for the progress.
+
+        While nodes do not answer: the last known end, with what is waited for as `waiting`.
+        """
+        if not self._waits_for:
+            try:
+                positions = self._control.positions()
+            except (UnavailableError, RoutingError) as error:
+                self._waits_for = str(error)
+            else:
+                self._high = self._form(
+                    {
+                        p: OffsetEntry(high.uuid, end, end, end, high.branch)
+                        for p, high, end in self._ends(positions)
+                    }
+                )
+                return self._high
+        return (self._high or {}) | {"waiting": self._waits_for}
 
     def _form(self, entries: Mapping[int, OffsetEntry]) -> dict[str, Any]:
-        return offset_to_json(Offset(self._options.bucket, self._control.bucket_uuid, entries))
+        bucket, uuid = self._options.bucket, self._control.bucket_uuid
+        return offset_to_json(Offset(bucket, uuid, entries, self._options.key_prefix))
 
     def _present(self) -> dict[int, OffsetEntry]:
         return {
@@ -129,19 +195,53 @@ class Query:
             yield p, high, high.durable_seqno if is_durable_only else high.high_seqno
 
     def _check(self, offset: Offset) -> None:
-        check_bucket(offset, self._options.bucket, self._control.bucket_uuid)
+        bucket, uuid = self._options.bucket, self._control.bucket_uuid
+        if (offset.bucket, offset.bucket_uuid) != (bucket, uuid):
+            raise UsageError(
+                f"the offset is one of bucket {offset.bucket!r} ({offset.bucket_uuid}), but the "
+                f"node has {bucket!r} ({uuid}): another bucket, or one that was created anew. "
+                "Start with a new checkpoint and an empty sink (`run lake`: another directory)",
+                code="other_bucket",
+            )
+        prefix = self._options.key_prefix
+        if offset.key_prefix not in (None, prefix):
+            raise _other_options("keyPrefix", repr(offset.key_prefix), repr(prefix))
+        read, wanted = set(offset.entries), set(self._control.partition_ids)
+        if read != wanted:
+            raise _other_options("partitions", _spans(read), _spans(wanted))
 
 
-def check_bucket(offset: Offset, bucket: str, bucket_uuid: str) -> None:
-    """Refuse an offset of another bucket.
+def check_given(offset: Offset, option: str, bucket: str, bucket_uuid: str) -> None:
+    """Refuse an offset of another bucket that an option gives.
 
     Raises:
         UsageError: `other_bucket`.
     """
     if (offset.bucket, offset.bucket_uuid) != (bucket, bucket_uuid):
         raise UsageError(
-            f"the offset is one of bucket {offset.bucket!r} ({offset.bucket_uuid}), but the node "
-            f"has {bucket!r} ({bucket_uuid}): another bucket, or one that was created anew. "
-            "Start with a new checkpoint and an empty sink (`run lake`: another directory)",
+            f"option {option}: the offset is one of bucket {offset.bucket!r} "
+            f"({offset.bucket_uuid}), but the node has {bucket!r} ({bucket_uuid}): another "
+            "bucket, or one that was created anew. Give an offset of this one: `millstream "
+            "pipeline offsets make` writes it",
             code="other_bucket",
         )
+
+
+def _other_options(name: str, began: str, now: str) -> UsageError:
+    return UsageError(
+        f"this checkpoint began with option {name} {began}, not {now}: what was passed over until "
+        "now would stay missing, or stay in the sink. Set the option back, or start with a new "
+        "checkpoint and an empty sink",
+        code="other_options",
+    )
+
+
+def _spans(partition_ids: Collection[int]) -> str:
+    """Return partitions as the option names them, such as 0-15,40."""
+    spans: list[list[int]] = []
+    for p in sorted(partition_ids):
+        if spans and spans[-1][1] == p - 1:
+            spans[-1][1] = p
+        else:
+            spans.append([p, p])
+    return ",".join(f"{a}-{b}" if a < b else f"{a}" for a, b in spans) or "none"

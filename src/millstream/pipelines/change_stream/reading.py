@@ -27,16 +27,11 @@ from millstream.client.bulk import BucketRanges, Range
 from millstream.client.columns import Columns, cut_columns
 from millstream.client.extensions import DURABLE_MARK, LeaseHold
 from millstream.client.kv import Client
-from millstream.client.routing import Backoff
 from millstream.errors import AccessError, StreamError, UnavailableError
 from millstream.model.position import FailoverLog
-from millstream.pipelines.change_stream.control import (
-    RENEW_EVERY_S,
-    advised,
-    ask_again,
-    open_again,
-)
+from millstream.pipelines.change_stream.control import RENEW_EVERY_S, open_again
 from millstream.pipelines.change_stream.options import SourceOptions
+from millstream.pipelines.change_stream.patience import Wait, advised, ask_again
 from millstream.pipelines.change_stream.pushdown import Pushed
 from millstream.pipelines.change_stream.ranges import RangeRead, read_committed
 from millstream.pipelines.change_stream.schema import (
@@ -49,7 +44,6 @@ from millstream.pipelines.change_stream.schema import (
 
 __all__ = ["NodeRanges", "committed_batches", "mark_rows", "pinned_batches"]
 
-MOVED_S: Final = 30.0
 BATCH_ROWS: Final = 10_000
 BATCH_BYTES: Final = 4 * 1024 * 1024
 
@@ -74,7 +68,7 @@ class NodeRanges:
         """Yield the frames of ranges in chunks, from the nodes that have them; none for no range.
 
         Raises:
-            RoutingError: partitions moved while they were read, or for longer than `MOVED_S`.
+            RoutingError: partitions moved while they were read, or for too long.
             UnavailableError: a node went while it was read from, or is away for longer.
         """
         if not ranges:
@@ -83,7 +77,7 @@ class NodeRanges:
             self._connected().router,
             with_values=self._with_values,
             with_meta=self._with_meta,
-            patience_s=MOVED_S,
+            patience_s=self._options.reconnect_s,
         )
         with closing(read):
             try:
@@ -112,26 +106,30 @@ class NodeRanges:
         A new history learns only by and by how much of what it has is durable.
 
         Raises:
-            UnavailableError: `durable_unknown` for longer than `MOVED_S`.
+            UnavailableError: `durable_unknown` for longer than `reconnectTimeout`.
         """
-        backoff = Backoff(MOVED_S)
+        wait = Wait(self._options.reconnect_s)
         held: dict[int, LeaseHold] = {}
         missing = list(ends)
         while missing:
             held.update(self.open_lease(missing))
             missing = [p for p in missing if self._is_short(p, ends[p], held.get(p))]
-            if missing and not backoff.wait():
-                raise UnavailableError(
-                    f"the partitions {missing} of bucket {self._options.bucket!r} have a new "
-                    "history, of which is not known yet whether all that this read was planned "
-                    "with is durable: a majority of the copies has not said. Run it again when "
-                    "they can be reached, or read without durableOnly",
-                    code="durable_unknown",
-                )
+            if missing and not wait.pause(failure := self._durable_unknown(missing)):
+                raise failure
             for p in missing:
                 if p in held:
                     self.release_lease(held.pop(p).lease_id, p)
+        wait.end()
         return held
+
+    def _durable_unknown(self, partition_ids: Sequence[int]) -> UnavailableError:
+        return UnavailableError(
+            f"the partitions {partition_ids} of bucket {self._options.bucket!r} have a new "
+            "history, of which is not known yet whether all that this read was planned with is "
+            "durable: a majority of the copies has not said. Run it again when they can be "
+            "reached, or read without durableOnly",
+            code="durable_unknown",
+        )
 
     def _is_short(self, partition_id: int, end: int, hold: LeaseHold | None) -> bool:
         if not self._options.is_durable_only or (hold is not None and hold.at >= end):

@@ -32,8 +32,8 @@ from millstream.documents.stored import blobs_of
 from millstream.errors import AccessError, CorruptionError, UnavailableError
 from millstream.model.addresses import parse_address
 from millstream.model.partitions import partition_of
-from millstream.pipelines.change_stream.control import advised
 from millstream.pipelines.change_stream.options import SourceOptions
+from millstream.pipelines.change_stream.patience import advised
 from millstream.pipelines.lake.manifest import DataFile
 from millstream.runtime.files import sync_directory
 

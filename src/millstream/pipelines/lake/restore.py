@@ -32,7 +32,7 @@ from millstream.client.writes import GivenWrite, is_one_request
 from millstream.errors import CorruptionError, MillstreamError
 from millstream.model.limits import UINT64_MAX
 from millstream.model.partitions import key_from_text, text_of_key
-from millstream.pipelines.change_stream.control import open_client
+from millstream.pipelines.change_stream.control import open_again
 from millstream.pipelines.change_stream.options import SourceOptions
 from millstream.pipelines.lake.blobs import BlobRestore, blob_client
 from millstream.pipelines.lake.chain import chain_of, parts_of
@@ -121,7 +121,7 @@ def restore(
     written = kept = blobs = 0
     missing, too_large = frozenset[bytes](), tuple[str, ...]()
     designs: dict[str, bytes] = {}
-    with open_client(options) as client:
+    with open_again(options) as client:
         persistence = Persistence(client)
         persistence.touched.update(range(client.partition_count))
         for result in results_of(spark, restore_part, tasks, watch=watch):
@@ -142,7 +142,7 @@ def restore_part(task: RestoreTask) -> Restored:
     designs: dict[str, bytes] = {}
     too_large: list[str] = []
     written = kept = 0
-    with open_client(task.options) as client, ExitStack() as stack:
+    with open_again(task.options) as client, ExitStack() as stack:
         blobs = BlobRestore(task.root, partial(blob_client, task.options), client.partition_count)
         stack.callback(blobs.close)
         for _, result in client.write_each(

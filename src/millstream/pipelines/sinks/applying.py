@@ -11,7 +11,7 @@ Invariants:
 1. The batch is read once. What it did is counted from the rows that were read, so that nobody has
    to read it again to count.
 2. A batch that fails can be given again: what it did so far does no harm. It is, for
-   `control.RECONNECT_S`, while a node of the target is away.
+   `reconnectTimeout`, while a node of the target is away.
 
 A batch is applied in the driver; `maxRowsPerBatch` bounds its memory.
 
@@ -24,8 +24,8 @@ from collections.abc import Mapping
 
 from pyspark.sql import DataFrame
 
-from millstream.pipelines.change_stream.control import again
 from millstream.pipelines.change_stream.options import parse_options
+from millstream.pipelines.change_stream.patience import again
 from millstream.pipelines.sinks.change_rows import check_columns, rows_from
 from millstream.pipelines.sinks.origin import BucketOrigin
 from millstream.pipelines.sinks.repairing import Applied, KeyedTarget, RepairingSink
@@ -46,15 +46,17 @@ def apply_changes(
 
     Raises:
         UsageError: `bad_schema`, `other_checkpoint`; `bad_option`, `unknown_option`.
-        UnavailableError, RoutingError: target or source cannot be reached for longer than 30
-            seconds. The query ends; Spark gives the batch again when it is started again.
+        UnavailableError, RoutingError: target or source cannot be reached for longer than
+            the source's option `reconnectTimeout`. The query ends; Spark gives the batch again
+            when it is started again.
         AccessError: target or source is gone, or its password was changed.
     """
     columns = check_columns(batch.columns)
     table = batch.select(*columns).toArrow()
-    origin = BucketOrigin(parse_options(source))
+    options = parse_options(source)
+    origin = BucketOrigin(options)
     try:
         sink = RepairingSink(target, origin)
-        return again(lambda: sink.apply(rows_from(table), batch_id))
+        return again(lambda: sink.apply(rows_from(table), batch_id), options.reconnect_s)
     finally:
         origin.close()

@@ -32,7 +32,7 @@ from millstream.client.writes import Write
 from millstream.errors import CorruptionError, MillstreamError, UnavailableError, UsageError
 from millstream.model.partitions import key_from_text, partition_of
 from millstream.model.position import Position
-from millstream.pipelines.change_stream.control import open_client
+from millstream.pipelines.change_stream.control import open_again
 from millstream.pipelines.change_stream.options import SourceOptions, parse_options
 from millstream.pipelines.change_stream.reading import NodeRanges
 from millstream.pipelines.sinks.companions import COMPANION_PREFIX, Ring, chunk_key, head_key
@@ -64,7 +64,7 @@ class BucketTarget:
         self._given = dict(options)
         self._options = parse_options(options)
         self._name = name
-        self._client: Client = open_client(self._options)
+        self._client: Client = open_again(self._options)
         self._count = 1
         self._persistence: Persistence | None = None
         self._rings: dict[int, Ring] = {}

@@ -2,7 +2,7 @@
 
 Invariants:
 1. Its options are those of the stream: the same bucket, user and partitions.
-2. An unavailable node is asked again for `control.RECONNECT_S`. Then the batch and the query fail.
+2. An unavailable node is asked again for `reconnectTimeout`. Then the batch and the query fail.
    The batch is repeated when the query is started again.
 
 Elsewhere: what is asked and why (`sinks.repairing`).
@@ -18,8 +18,9 @@ from millstream.client.extensions import Versioned
 from millstream.client.kv import Client
 from millstream.errors import UnavailableError
 from millstream.model.partitions import key_from_text
-from millstream.pipelines.change_stream.control import ask_again, open_again
+from millstream.pipelines.change_stream.control import open_again
 from millstream.pipelines.change_stream.options import SourceOptions
+from millstream.pipelines.change_stream.patience import ask_again
 from millstream.pipelines.change_stream.ranges import RangeRead
 from millstream.pipelines.change_stream.reading import pinned_batches
 from millstream.pipelines.change_stream.schema import ARROW_SCHEMA, RowForm

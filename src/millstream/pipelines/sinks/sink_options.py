@@ -19,6 +19,7 @@ from typing import Any, Final, Literal, NamedTuple, get_args
 from millstream.client.documents import Durability
 from millstream.errors import UsageError
 from millstream.pipelines.change_stream.options import (
+    CONNECTION_OPTIONS,
     OPTIONS,
     SourceOptions,
     parse_options,
@@ -32,7 +33,6 @@ SINK_ID_CHARACTERS_MAX: Final = 64
 SINK_PREFIX: Final = COMPANION_PREFIX + "transaction/"
 """What the keys of transactional sinks begin with in the bucket that they write."""
 _SINK_ID: Final = re.compile(r"[A-Za-z0-9._-]+")
-_CONNECTION: Final = ("hosts", "bucket", "user", "passwordFile", "password", "tlsCa")
 _OF_SPARK: Final = frozenset(("checkpointlocation", "queryname"))
 """Options of every streaming query, which Spark hands to the sink, too."""
 
@@ -156,7 +156,7 @@ def _shared_out(
     given: Mapping[str, str], *, is_stream: bool
 ) -> tuple[dict[str, str], dict[str, str]]:
     """Return the options of the connection and those of the sink, by their names."""
-    of_connection = {name.lower(): name for name in _CONNECTION}
+    of_connection = {name.lower(): name for name in CONNECTION_OPTIONS}
     connection: dict[str, str] = {}
     values: dict[str, str] = {}
     for written, value in given.items():
@@ -170,7 +170,7 @@ def _shared_out(
             values[option.name] = value.strip()
         elif not (is_stream and name in _OF_SPARK):
             meanings = {option.name: option.meaning for option in OPTIONS}
-            meanings = {option: meanings[option] for option in _CONNECTION}
+            meanings = {option: meanings[option] for option in CONNECTION_OPTIONS}
             meanings |= {option.name: option.meaning for option in SINK_OPTIONS}
             raise unknown_option([written], "the millstream sink", meanings)
     return connection, values

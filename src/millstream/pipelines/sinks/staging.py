@@ -10,7 +10,7 @@ Invariants:
 2. A segment is reported only when all its chunks are persisted on a majority of the copies.
 3. A chunk that is damaged, or was not written under its own name, is an error.
 4. Chunks that are not removed expire after `STAGED_SECONDS`.
-5. An unavailable node is waited for (`control.RECONNECT_S`). Chunks that may not be persisted, at
+5. An unavailable node is waited for (`reconnectTimeout`). Chunks that may not be persisted, at
    most `CHUNKS_AT_ONCE`, are written again.
 
 Elsewhere: which segments count (`sinks.transaction`), the reasons
@@ -32,7 +32,7 @@ from millstream.client.writes import Write
 from millstream.errors import CorruptionError, MillstreamError, UsageError
 from millstream.model.limits import VALUE_BYTES_MAX
 from millstream.model.partitions import text_of_key
-from millstream.pipelines.change_stream.control import ask_again
+from millstream.pipelines.change_stream.patience import ask_again
 from millstream.pipelines.sinks.sink_options import SINK_PREFIX
 from millstream.pipelines.sinks.writing import SinkBucket
 

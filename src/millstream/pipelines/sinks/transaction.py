@@ -31,7 +31,7 @@ import msgspec
 from millstream.client.documents import Document, Durability, Key, Stored
 from millstream.client.writes import Write
 from millstream.errors import ConditionError, MillstreamError, UnavailableError, UsageError
-from millstream.pipelines.change_stream.control import ask_again
+from millstream.pipelines.change_stream.patience import ask_again
 from millstream.pipelines.sinks.sink_options import SINK_PREFIX
 from millstream.pipelines.sinks.staging import Segment, chunk_keys, rows_of_chunk
 from millstream.pipelines.sinks.writing import Persistence, SinkBucket

@@ -22,7 +22,8 @@ from pyspark.sql.datasource import DataSourceStreamArrowWriter, WriterCommitMess
 from pyspark.sql.types import StructType
 
 from millstream.errors import MillstreamError
-from millstream.pipelines.change_stream.control import ask_again, open_again, open_client
+from millstream.pipelines.change_stream.control import open_again, open_client
+from millstream.pipelines.change_stream.patience import ask_again
 from millstream.pipelines.sinks.rows import RowRules
 from millstream.pipelines.sinks.sink_options import SinkOptions
 from millstream.pipelines.sinks.staging import Segment, stage

@@ -30,7 +30,8 @@ from millstream.client.writes import Write
 from millstream.errors import UnavailableError
 from millstream.model.partitions import key_from_text
 from millstream.pipelines.change_stream.batch_plan import plan_batch
-from millstream.pipelines.change_stream.control import ask_again, open_again, open_client
+from millstream.pipelines.change_stream.control import open_again
+from millstream.pipelines.change_stream.patience import ask_again
 from millstream.pipelines.change_stream.reading import pinned_batches
 from millstream.pipelines.change_stream.schema import RowForm
 from millstream.pipelines.sinks.rows import RowRules
@@ -67,7 +68,7 @@ class BatchWriter(DataSourceArrowWriter):
     def __init__(self, options: SinkOptions, schema: StructType) -> None:
         self._options = options
         self._rules = _rules_of(options, schema)
-        with open_client(options.connection) as client:  # an address or a password that is wrong
+        with open_again(options.connection) as client:  # a password that is wrong is told here
             self._began = _places(client) if options.is_truncating else {}
 
     def write(self, iterator: Iterator[pa.RecordBatch]) -> TaskMessage:

@@ -5,7 +5,7 @@ Invariants:
    copies, and no partition began a new history meanwhile: Spark does not send its rows again.
 2. Every failure says how much was written before. Written documents stay.
 3. A repeated task accepts its own documents: equal content is not a conflict.
-4. An unavailable node is waited for (`control.RECONNECT_S`). Documents are kept until they are
+4. An unavailable node is waited for (`reconnectTimeout`). Documents are kept until they are
    persisted, at most `HELD_BYTES_MAX` and a slice, and written again if a partition began a new
    history.
 5. With a version column no document is replaced by a lower version, however late: it is written
@@ -28,7 +28,7 @@ from millstream.client.routing import Backoff
 from millstream.client.writes import Write
 from millstream.errors import ConditionError, MillstreamError, RoutingError, UnavailableError
 from millstream.model.partitions import text_of_key
-from millstream.pipelines.change_stream.control import ask_again
+from millstream.pipelines.change_stream.patience import ask_again
 
 __all__ = ["Persistence", "SinkBucket", "Written", "write_all"]
 
@@ -57,6 +57,11 @@ class SinkBucket(Protocol):
     @property
     def bucket(self) -> str:
         """Its name."""
+        ...
+
+    @property
+    def reconnect_s(self) -> float:
+        """How long it is asked again when no node answers, in seconds."""
         ...
 
     @property

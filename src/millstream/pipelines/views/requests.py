@@ -3,8 +3,8 @@
 Invariants:
 1. The rows of some partitions are of one commit of the index of their node, and of exactly these
    partitions.
-2. If a node refuses because partitions move, the query is repeated by a new map, until `MOVED_S`.
-   An answer that has begun is never repeated: if it breaks off, that is an error.
+2. If a node refuses because partitions move, the query is repeated by a new map, for
+   `reconnectTimeout`. An answer that has begun is never repeated: it is an error if it breaks off.
 3. Memory holds one piece of the answer.
 
 Elsewhere: Spark's side (`source`), cutting answers (`answer`), parameters
@@ -24,11 +24,11 @@ import msgspec
 from millstream.client.databases import Database
 from millstream.client.http import http_of
 from millstream.client.kv import Client
-from millstream.client.routing import Backoff
 from millstream.errors import ConditionError, MillstreamError, RoutingError, UsageError
 from millstream.pipelines.change_stream.connection_options import split_options
-from millstream.pipelines.change_stream.control import open_client
+from millstream.pipelines.change_stream.control import open_again, open_client
 from millstream.pipelines.change_stream.options import SourceOptions
+from millstream.pipelines.change_stream.patience import Wait
 from millstream.pipelines.views.answer import ViewRow, ViewRows
 from millstream.views.core.design.design_documents import DESIGN_PREFIX, parse_design
 from millstream.views.core.query.parameters import (
@@ -42,7 +42,6 @@ __all__ = ["ViewOptions", "shares_of", "view_options", "view_rows_of"]
 
 ANSWER_S: Final = 60.0
 """How long anything of an answer may take beyond the wait for the index."""
-MOVED_S: Final = 30.0
 _PARAMETERS: Final = {
     "key": "rows of this key, as JSON",
     "keys": "rows of these keys, a JSON array",
@@ -134,7 +133,7 @@ def shares_of(options: ViewOptions) -> list[Sequence[int] | None]:
         RoutingError: no node serves some partition.
         MillstreamError: the node cannot be asked.
     """
-    with open_client(options.source) as client:
+    with open_again(options.source) as client:
         owners = client.cluster_map.owners
         if options.is_one_task or len(set(owners)) < 2 or _is_reduced(options, client):
             return [None]
@@ -188,13 +187,15 @@ def _begun(
     options: ViewOptions, wanted: Sequence[int] | None
 ) -> tuple[frozenset[int], Iterator[bytes]]:
     """Return an answer that has begun, and for which of the partitions it is."""
-    backoff = Backoff(MOVED_S)
+    wait = Wait(options.source.reconnect_s)
     while True:
         try:
             answered, pieces = _asked(options, wanted)
-            return answered, chain((next(pieces, b""),), pieces)
+            first = next(pieces, b"")
+            wait.end()
+            return answered, chain((first,), pieces)
         except MillstreamError as error:
-            if error.code not in _PASSING or not backoff.wait():
+            if error.code not in _PASSING or not wait.pause(error):
                 raise
 
 

@@ -24,12 +24,16 @@ def client(monkeypatch: pytest.MonkeyPatch) -> FalseClient:
 
 
 def planned(
-    starting: Edge = "earliest", ending: Edge = "latest", pushed: Pushed | None = None
+    starting: Edge = "earliest",
+    ending: Edge = "latest",
+    pushed: Pushed | None = None,
+    reconnect_s: float = 600,
 ) -> list[RangeRead]:
-    return plan_batch(
-        SourceOptions(hosts="h", bucket="b", starting_offsets=starting, ending_offsets=ending),
-        pushed,
-    )
+    options = SourceOptions(
+        hosts="h", bucket="b", starting_offsets=starting, ending_offsets=ending,
+        reconnect_s=reconnect_s,
+    )  # fmt: skip
+    return plan_batch(options, pushed)
 
 
 def closed(client: FalseClient, seqno: int) -> Offset:
@@ -88,12 +92,11 @@ def test_partitions_that_cannot_be_held_are_an_error_and_not_left_out(
     client: FalseClient, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     opened = client.open_lease
-    monkeypatch.setattr(control, "RECONNECT_S", 0)
     monkeypatch.setattr(
         client, "open_lease", lambda wanted: {p: h for p, h in opened(wanted).items() if p != 1}
     )
     with pytest.raises(UnavailableError, match=r"partitions \[1\]"):
-        planned()
+        planned(reconnect_s=0)
     client._node.partitions[1].changes.clear()
     assert [read.partition_id for read in planned()] == [0]
 

@@ -20,6 +20,7 @@ from millstream.pipelines.change_stream.options import SourceOptions
 from support.pipelines.node_double import FalseClient, FalseNode
 
 OPTIONS = SourceOptions(hosts="h", bucket="b")
+AT_ONCE = SourceOptions(hosts="h", bucket="b", reconnect_s=0)
 
 
 @pytest.fixture
@@ -49,11 +50,8 @@ def test_a_node_that_restarts_is_asked_again(client: FalseClient) -> None:
     assert client.calls == ["positions", "refresh_map"] * 2 + ["positions"]
 
 
-def test_after_a_while_a_node_that_is_away_is_an_error(
-    client: FalseClient, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(control, "RECONNECT_S", 0)
-    node_control = NodeControl(OPTIONS)
+def test_with_no_reconnect_timeout_a_node_that_is_away_is_an_error(client: FalseClient) -> None:
+    node_control = NodeControl(AT_ONCE)
     client.failures = [UnavailableError("away")]
     with pytest.raises(UnavailableError, match="away"):
         node_control.failover_log(0)
@@ -142,8 +140,7 @@ def test_durable_positions_are_waited_for(monkeypatch: pytest.MonkeyPatch) -> No
         assert NodeControl(durable).positions_known()[0].durable_seqno == 1
     monkeypatch.setattr(control, "open_client", lambda _: FalseClient(Unknown(9**9)))
     assert NodeControl(OPTIONS).positions_known()[0].durable_seqno == 0
-    monkeypatch.setattr(control, "RECONNECT_S", 0)
-    node_control = NodeControl(durable)
+    node_control = NodeControl(durable, waits=False)
     for ask in (lambda: node_control.open_whole_lease([0, 1, 2]), node_control.positions_known):
         with pytest.raises(UnavailableError, match=r"durable in the partitions \[0\]") as caught:
             ask()
@@ -167,8 +164,12 @@ def test_an_end_that_cannot_be_read_is_replaced_by_the_high(client: FalseClient)
 
 def test_open_client_hands_the_options_over(monkeypatch: pytest.MonkeyPatch) -> None:
     given: dict[str, object] = {}
-    monkeypatch.setattr(control, "connect", lambda hosts, **more: given.update(more, hosts=hosts))
-    control.open_client(SourceOptions(hosts="h:1", bucket="b", user="u", password="p"))
+    client = FalseClient(FalseNode(1))
+    monkeypatch.setattr(
+        control, "connect", lambda hosts, **more: given.update(more, hosts=hosts) or client
+    )
+    options = SourceOptions(hosts="h:1", bucket="b", user="u", password="p", reconnect_s=7)
+    assert control.open_client(options).reconnect_s == 7
     assert given == {"hosts": "h:1", "bucket": "b", "user": "u", "password": "p", "tls": None}
 
 
@@ -290,10 +291,9 @@ def test_partitions_that_move_are_asked_for_where_they_are_by_then(
     monkeypatch.setattr(client, "positions", moving)
     assert {at.state for at in node_control.positions().values()} == {PartitionState.ACTIVE}
     assert answers == [3]
-    monkeypatch.setattr(control, "RECONNECT_S", 0.0)
     answers[0] = 0
-    with pytest.raises(UnavailableError, match=r"to be active .*: 0 \(dead at ") as refused:
-        node_control.positions()
+    with pytest.raises(UnavailableError, match=r"not active .*: 0 \(dead at ") as refused:
+        NodeControl(AT_ONCE).positions()
     assert refused.value.code == "partition_inactive"
 
 

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import math
 import pickle
 from pathlib import Path
 
@@ -46,6 +47,26 @@ def test_an_authority_is_read_on_the_driver_and_travels_with_the_options(tmp_pat
             parsed(tlsCa=str(tmp_path / "bad.pem"))
     with pytest.raises(UsageError, match="option tlsCa"):
         parsed(tlsCa="/nowhere.pem")
+
+
+def test_how_long_nodes_are_waited_for() -> None:
+    assert parsed().reconnect_s == 600
+    for text, seconds in {
+        "0": 0, "forever": math.inf, "FOREVER": math.inf, "90s": 90, "200ms": 0.2, "10 m": 600,
+        "2h": 7200, "1d": 86_400, "0s": 0,
+    }.items():  # fmt: skip
+        assert parsed(reconnectTimeout=text).reconnect_s == seconds
+    for text in ("30", "-1s", "1.5m", "never", "10 minutes", ""):
+        with pytest.raises(UsageError, match=r"option reconnectTimeout.*such as 90s"):
+            parsed(reconnectTimeout=text)
+
+
+def test_deletions_are_rows_of_a_batch_only_where_they_are_news() -> None:
+    assert not parsed().has_tombstones
+    assert not parsed(startingOffsets="Earliest").has_tombstones
+    assert parsed(startingOffsets="latest").has_tombstones
+    assert parsed(tombstones="true").has_tombstones
+    assert not parsed(startingOffsets="latest", tombstones="FALSE").has_tombstones
 
 
 def test_names_are_taken_in_any_case() -> None:

@@ -44,7 +44,7 @@ def make_query(node: FalseNode) -> Iterator[type]:
 
 def test_earliest_is_before_the_first_change(make_query: type) -> None:
     offset = offset_from_json(make_query().initial_offset())
-    assert offset == Offset("b", "b0b0", {0: OffsetEntry(), 1: OffsetEntry()})
+    assert offset == Offset("b", "b0b0", {0: OffsetEntry(), 1: OffsetEntry()}, "")
 
 
 def test_latest_is_the_present_end_and_is_logged_before_anything_is_read(
@@ -65,9 +65,10 @@ def test_latest_is_not_the_beginning_where_durability_is_not_known(
 ) -> None:
     node.partitions[0].durable_seqno = 0
     monkeypatch.setattr(FalseClient, "nodes", ("here", "there"))
-    monkeypatch.setattr(control, "RECONNECT_S", 0)
     running = Query(
-        SourceOptions(hosts="h", bucket="b", starting_offsets="latest", is_durable_only=True)
+        SourceOptions(
+            hosts="h", bucket="b", starting_offsets="latest", is_durable_only=True, reconnect_s=0
+        )
     )
     with pytest.raises(UnavailableError, match="durable"):
         running.initial_offset()
@@ -164,3 +165,73 @@ def test_the_high_offset_is_the_present(make_query: type, node: FalseNode) -> No
     offset = offset_from_json(make_query().high_offset())
     position = node.positions()[0]
     assert offset.entry(0) == OffsetEntry(position.uuid, 5, 5, 5, position.branch)
+
+
+def test_a_node_that_is_away_ends_no_query_and_the_progress_says_what_is_waited_for(
+    node: FalseNode, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    client = FalseClient(node)
+    monkeypatch.setattr(control, "open_client", lambda _: client)
+    running = Query(SourceOptions(hosts="h", bucket="b", poll_ms=0))
+    start = running.initial_offset()
+    known = running.high_offset()
+    client.failures = [UnavailableError("h:1 refuses connections")] * 2
+    assert running.latest_offset(start, None) is start
+    assert running.high_offset() == known | {"waiting": "h:1 refuses connections"}
+    assert client.calls[-1] == "refresh_map"
+    assert running.latest_offset(start, None) is start
+    end = offset_from_json(running.latest_offset(start, None))
+    assert end.entry(0).seqno == 5
+    assert running.high_offset() == known
+    client.failures = [UnavailableError("cut")]
+    assert running.high_offset() == known | {"waiting": "cut"}
+    running.stop()
+
+
+def test_a_run_that_ends_with_what_is_there_waits_in_the_call(
+    node: FalseNode, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    client = FalseClient(node)
+    monkeypatch.setattr(control, "open_client", lambda _: client)
+    running = Query(SourceOptions(hosts="h", bucket="b", poll_ms=0))
+    start = running.initial_offset()
+    client.failures = [UnavailableError("away")] * 3
+    running.prepare_available_now()
+    client.failures = [UnavailableError("away")] * 3
+    assert offset_from_json(running.latest_offset(start, None)).entry(0).seqno == 5
+    running.stop()
+
+
+def test_a_wait_that_is_over_ends_the_query(
+    node: FalseNode, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    client = FalseClient(node)
+    monkeypatch.setattr(control, "open_client", lambda _: client)
+    running = Query(SourceOptions(hosts="h", bucket="b", poll_ms=0, reconnect_s=0))
+    start = running.initial_offset()
+    client.failures = [UnavailableError("away")]
+    with pytest.raises(UnavailableError, match="away"):
+        running.latest_offset(start, None)
+    running.stop()
+
+
+def test_a_checkpoint_goes_on_only_with_the_options_that_choose_what_is_read(
+    make_query: type, node: FalseNode
+) -> None:
+    running = make_query()
+    start = running.initial_offset()
+    end = running.latest_offset(start, None)
+    for options, message in {
+        SourceOptions(hosts="h", bucket="b", key_prefix="a"): "keyPrefix '', not 'a'",
+        SourceOptions(hosts="h", bucket="b", partition_ids=(1,)): "partitions 0-1, not 1:",
+    }.items():
+        other = Query(options)
+        with pytest.raises(UsageError, match=message) as refused:
+            other.latest_offset(end, None)
+        assert refused.value.code == "other_options"
+        other.stop()
+    old = {name: value for name, value in end.items() if name != "keyPrefix"}
+    prefixed = Query(SourceOptions(hosts="h", bucket="b", key_prefix="a"))
+    node.write(0, 7, 7)  # a release before did not log the prefix: it is logged from now on
+    assert prefixed.latest_offset(old, None)["keyPrefix"] == "a"
+    prefixed.stop()

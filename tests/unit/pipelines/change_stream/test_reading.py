@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import socket
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
 
 import pytest
 from pyspark.sql import types as t
@@ -231,10 +232,9 @@ def test_a_read_of_durable_changes_is_not_short_after_a_promotion(
 def test_a_read_of_durable_changes_fails_if_they_stay_unknown(
     node: FalseNode, form: RowForm, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(reading, "MOVED_S", 0.0)
     _, reads = promoted(node, monkeypatch, 2)
     with pytest.raises(UnavailableError, match=r"partitions \[0, 1\] of bucket 'b'") as failed:
-        rows(reading.pinned_batches(DURABLE, form, reads))
+        rows(reading.pinned_batches(replace(DURABLE, reconnect_s=0), form, reads))
     assert failed.value.code == "durable_unknown"
 
 

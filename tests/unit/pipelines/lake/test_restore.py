@@ -84,7 +84,7 @@ class Target:
 @pytest.fixture
 def target(monkeypatch: pytest.MonkeyPatch) -> Target:
     made = Target()
-    monkeypatch.setattr(restore, "open_client", lambda _: made)
+    monkeypatch.setattr(restore, "open_again", lambda _: made)
     return made
 
 

@@ -5,7 +5,6 @@ from typing import Any
 import pytest
 
 from millstream.errors import UnavailableError, UsageError
-from millstream.pipelines.change_stream import control
 from millstream.pipelines.sinks import applying, bucket_target
 from millstream.pipelines.sinks.applying import apply_changes
 from millstream.pipelines.sinks.bucket_target import BucketTarget
@@ -73,7 +72,7 @@ def test_an_unavailable_target_gets_the_batch_again(
     source: Origin, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     bucket = FalseBucket()
-    monkeypatch.setattr(bucket_target, "open_client", lambda _: bucket)
+    monkeypatch.setattr(bucket_target, "open_again", lambda _: bucket)
     monkeypatch.setattr(bucket_target, "live_keys", bucket.live_keys)
     target = BucketTarget({"bucket": "copy"})
     frame: Any = Frame([Row("put", 0, 1, n, f"k{n}", value=b"1") for n in range(1, 4)])
@@ -84,10 +83,10 @@ def test_an_unavailable_target_gets_the_batch_again(
         assert {"k1", "k2", "k3"} <= bucket.durable.keys()
         bucket.crash()
     assert bucket.refreshed >= 4
-    monkeypatch.setattr(control, "RECONNECT_S", 0.0)
     bucket.fail_after = 2
-    with pytest.raises(UnavailableError, match=r"told to \(tried again for 0 s\)"):
-        apply_changes(frame, 9, target, {"bucket": "b"})
+    briefly = {"bucket": "b", "reconnectTimeout": "1ms"}
+    with pytest.raises(UnavailableError, match=r"told to \(tried again for 0\.001 s: reconnect"):
+        apply_changes(frame, 9, target, briefly)
     assert apply_changes(frame, 9, target, {"bucket": "b"}) == Applied(puts=3)
 
 

@@ -31,7 +31,7 @@ HEADS = ["_millstream:sink:-1", "_millstream:sink:0"]
 @pytest.fixture
 def bucket(monkeypatch: pytest.MonkeyPatch) -> FalseBucket:
     bucket = FalseBucket()
-    monkeypatch.setattr(bucket_target, "open_client", lambda _: bucket)
+    monkeypatch.setattr(bucket_target, "open_again", lambda _: bucket)
     monkeypatch.setattr(bucket_target, "live_keys", bucket.live_keys)
     return bucket
 

@@ -69,7 +69,7 @@ def test_a_source_that_restarts_is_asked_again(
     assert sorted(source.newest(0, ["1", "2"])) == ["1", "2"]
     client.failures = [UnavailableError("cut")]
     assert len([row for piece in source.everything(0) for row in piece]) == 2
-    monkeypatch.setattr(control, "RECONNECT_S", 0.0)
+    client.reconnect_s = 0.0
     client.failures = [UnavailableError("gone")]
     with pytest.raises(UnavailableError, match="gone"):
         source.positions([0])

@@ -8,7 +8,6 @@ from hypothesis import strategies as st
 
 from millstream.client.writes import Write
 from millstream.errors import CorruptionError, UnavailableError, UsageError
-from millstream.pipelines.change_stream import control
 from millstream.pipelines.sinks import staging
 from millstream.pipelines.sinks.staging import (
     STAGED_SECONDS,
@@ -90,9 +89,9 @@ def test_staging_waits_for_an_unavailable_node(
         assert [row for chunk in read(bucket, segment) for row in chunk] == rows
 
 
-def test_rows_that_cannot_be_staged_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(control, "RECONNECT_S", 0.0)
+def test_rows_that_cannot_be_staged_are_refused() -> None:
     bucket = SinkBucketDouble()
+    bucket.reconnect_s = 0.0
     with pytest.raises(UsageError, match="row 'long': a transactional sink takes"):
         stage(bucket, "s", "n", [Write(b"long", bytes(staging.ROW_BYTES_MAX))])
     bucket.refusals[chunk_keys("s", Segment("n", 1, 1))[0]] = UnavailableError("full")

@@ -63,6 +63,7 @@ def nodes(monkeypatch: pytest.MonkeyPatch) -> Nodes:
     made = Nodes((0, 1, 0, 1))
 
     monkeypatch.setattr(view_asking, "open_client", made.client)
+    monkeypatch.setattr(view_asking, "open_again", made.client)
     monkeypatch.setattr(view_asking, "http_of", made.http)
     return made
 
@@ -167,10 +168,7 @@ def test_partitions_that_moved_are_asked_for_where_they_are(nodes: Nodes) -> Non
     ]  # fmt: skip
 
 
-def test_a_permanent_failure_is_an_error_at_once(
-    nodes: Nodes, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(view_asking, "MOVED_S", 0.0)
+def test_a_permanent_failure_is_an_error_at_once(nodes: Nodes) -> None:
     nodes.failures = [ConditionError("gone", code="not_found")]
     with pytest.raises(ConditionError, match="gone"):
         ids(parsed(), None)
@@ -179,16 +177,13 @@ def test_a_permanent_failure_is_an_error_at_once(
     with pytest.raises(RoutingError, match="partition 0"):
         shares_of(parsed(reduce="false"))
     with pytest.raises(RoutingError, match="partition 0"):
-        ids(parsed(), [0])
+        ids(parsed(reconnectTimeout="0"), [0])
 
 
-def test_a_move_that_does_not_end_is_an_error(
-    nodes: Nodes, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(view_asking, "MOVED_S", 0.0)
+def test_a_move_that_does_not_end_is_an_error(nodes: Nodes) -> None:
     nodes.failures = [UnavailableError("moved", code="not_my_partition")] * 2
     with pytest.raises(UnavailableError, match="moved"):
-        ids(parsed(reduce="false"), [0])
+        ids(parsed(reduce="false", reconnectTimeout="0"), [0])
 
 
 def test_a_missing_view_or_design_document(nodes: Nodes) -> None:
