@@ -35,7 +35,7 @@ unexport PYTHONDONTWRITEBYTECODE
 .DEFAULT_GOAL := help
 .NOTPARALLEL:
 .PHONY: help setup accelerator lock upgrade format lint types unit quick test ci test-tools java demo demo-cluster \
-	bench clusters cluster-faults faults conformance sdks pipelines e2e crash soak soak-views simulate manager whole-cluster sites fuzz sim sim-change sim-long sim-mutants kills nemesis coverage docs reference wheel clean distclean
+	bench clusters cluster-faults faults conformance sdks pipelines e2e crash soak soak-views simulate manager whole-cluster sites fuzz nightly sim sim-change sim-long sim-mutants kills nemesis coverage docs reference wheel clean distclean
 
 help: ## list the targets
 	@echo 'Millstream. Targets (PYTHON=... chooses the interpreter, 3.11 or newer; ARGS=... goes to pytest):'
@@ -133,10 +133,13 @@ ci: test ## the same with faults, simulators, outside clients and slow tests; a 
 	@$(PYTEST) $(PARALLEL) tests/crash tests/conformance
 	@MILLSTREAM_FORBID_SKIPS=0 MILLSTREAM_PURE=1 $(PYTEST) $(PARALLEL) tests/unit/kv tests/unit/storage tests/unit/vsr
 	@$(PYTEST) tests/clusters
-	@PYTHONPATH=tests $(PY) -m simulators.spark_faults --schedules 10
-	@PYTHONPATH=tests $(PY) -m simulators.coordination_faults --minutes 0.8 --seed 1
-	@PYTHONPATH=tests $(PY) -m simulators.coordination_faults --minutes 0.8 --seed 1 --proxies
+	@PYTHONPATH=tests $(PY) -m simulators.spark_faults --schedules 4
+	@PYTHONPATH=tests $(PY) -m simulators.coordination_faults --minutes 0.5 --seed 1
+	@PYTHONPATH=tests $(PY) -m simulators.coordination_faults --minutes 0.5 --seed 1 --proxies
 	@PYTHONPATH=tests $(PY) -m simulators.cluster_faults --minutes 3 --seed 1
+
+nightly: ## what make ci has small budgets of, at length (some hours)
+	@$(MAKE) soak soak-views sim-change manager whole-cluster sites faults cluster-faults kills nemesis
 
 faults: $(TEST) accelerator java ## Spark pipelines: 100 schedules of faults, 100 of rollbacks; ARGS="--family F --seed N" repeats one
 	@PYTHONPATH=tests $(PY) -m simulators.spark_faults --schedules $(or $(SCHEDULES),100) $(ARGS)
@@ -196,8 +199,9 @@ sim-long: $(TEST) accelerator ## HOURS=1000 simulated hours of coordination grou
 sim-mutants: $(TEST) accelerator ## planted mistakes, each searched for in 200 short runs; at least 15 have to be found
 	@PYTHONPATH=tests $(PY) -m simulators.coordination_sim --all-plants --table docs/reliability.md
 
-kills: $(TEST) accelerator ## kill -9 of reader or node between changes, 100 rounds per sink (ROUNDS=...; 15 min)
-	@MILLSTREAM_KILL_ROUNDS=$(or $(ROUNDS),100) $(PYTEST) tests/e2e/test_following.py
+kills: $(TEST) accelerator ## kill -9 of readers, nodes and pipelines: ROUNDS=100 for each sink, 50 of a node under load (20 min)
+	@MILLSTREAM_KILL_ROUNDS=$(or $(ROUNDS),100) MILLSTREAM_KILLS=50 MILLSTREAM_SCHEDULES=60 \
+	  $(PYTEST) tests/e2e/test_following.py tests/e2e/test_kill.py tests/e2e/test_spark_repairs.py
 
 nemesis: $(TEST) accelerator ## five nodes, killed, stopped, cut off, slow, full, with wrong clocks, for MINUTES=30; ARGS="--seed 7 --proxies"
 	@mkdir -p artifacts

@@ -14,6 +14,7 @@ from pathlib import Path
 import pytest
 
 from simulators.coordination_sim.conditions import Conditions, Options
+from simulators.coordination_sim.namespace_mistakes import CONDITIONS as CONDITIONS_OF_PLANTS
 from simulators.coordination_sim.runs import Outcome, run
 from simulators.coordination_sim.search import search
 
@@ -42,6 +43,13 @@ def test_what_clients_of_namespaces_are_told_is_right(conditions: str) -> None:
     outcomes = [short(seed, *CONDITIONS[conditions]) for seed in SEEDS]
     assert [outcome.wrong for outcome in outcomes] == [None] * len(outcomes)
     assert sum(outcome.counts["requests of namespaces ok"] for outcome in outcomes)
+
+
+def test_who_keeps_a_subscription_hears_all_though_its_queue_is_often_full() -> None:
+    faults = frozenset(("namespaces", "partition", "slow_node", "clog"))
+    outcomes = [run(seed, Options(only=faults, fixed=CONDITIONS_OF_PLANTS)) for seed in range(4)]
+    assert [outcome.wrong for outcome in outcomes] == [None] * len(outcomes)
+    assert sum(outcome.counts["overrun"] for outcome in outcomes) > 100
 
 
 def test_in_good_conditions_all_is_done_and_heard() -> None:

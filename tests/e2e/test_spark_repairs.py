@@ -32,7 +32,8 @@ from support.pipelines.spark_rows import planned_end
 
 pytestmark = pytest.mark.slow
 
-SCHEDULES = int(os.environ.get("MILLSTREAM_SCHEDULES", "15"))
+SCHEDULES = int(os.environ.get("MILLSTREAM_SCHEDULES", "6"))
+"""`make kills` has more."""
 BLOCKS = 3
 """Run at a time, where the suite is."""
 FIRST = int(os.environ.get("MILLSTREAM_SEED", "1"))

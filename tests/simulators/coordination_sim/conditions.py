@@ -9,9 +9,13 @@ Invariants:
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from random import Random
 from typing import NamedTuple
+from unittest import mock
 
+from millstream.coordination.core.namespace import audience
 from simulators.coordination_sim.loop import stream
 
 __all__ = ["FAULTS", "GROUPS", "Conditions", "Options"]
@@ -131,6 +135,8 @@ class Conditions(NamedTuple):
     namespaces: bool
     forced: bool
     periods: dict[str, float]
+    queued: int
+    """Messages that may wait for a subscriber; with few of them, overruns are many."""
 
     @classmethod
     def drawn(cls, seed: int, options: Options) -> Conditions:
@@ -182,6 +188,7 @@ class Conditions(NamedTuple):
             namespaces="namespaces" in on,
             forced="forced" in on,
             periods=periods,
+            queued=stream(seed, "queued").choice((8, 100, audience.QUEUED_MAX)),
         )
 
     def _made_short(self, seed: int, only: frozenset[str]) -> Conditions:
@@ -205,6 +212,15 @@ class Conditions(NamedTuple):
             forced="forced" in only,
             periods={fault: 1000 * _spread(rng, 0.5, 8) for fault in FAULTS if fault in only},
         )  # fmt: skip
+
+    @contextmanager
+    def bounds(self) -> Iterator[None]:
+        """Have the bounds of the code be those of the run."""
+        with (
+            mock.patch.object(audience, "QUEUED_MAX", self.queued),
+            mock.patch.object(audience, "PROGRESS_MS", 300.0 if self.queued < 100 else 10_000.0),
+        ):
+            yield
 
     @property
     def faults(self) -> list[str]:

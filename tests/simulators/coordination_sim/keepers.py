@@ -24,6 +24,9 @@ if TYPE_CHECKING:
 
 HISTORY = 128
 """So many updates are kept, unless it is set otherwise."""
+FROM_THERE = 0.5
+"""So often it goes on from where its queue was full, else from what it acknowledged last: from
+there it gets no further while more is kept than fits into the queue."""
 AGAIN = 0.2
 """So often what is acknowledged is less than what was."""
 
@@ -80,6 +83,8 @@ class Keeper:
             missed = texts[place : behind(lsn)]
             require(not missed, f"who keeps a subscription is told {op} {lsn}, not {missed[:1]}")
             self.lsn = max(self.lsn, lsn)
+            if op == "overrun" and (self.world.calm or self.client.rng.random() < FROM_THERE):
+                self.from_lsn = lsn
             return bool(op == "overrun")
         if self.at is None:
             self.at = behind(lsn - 1)

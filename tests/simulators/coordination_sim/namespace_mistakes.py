@@ -9,8 +9,8 @@ state alone (`namespace_plants`), of which some are here, too.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, ExitStack, contextmanager
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractContextManager
 from typing import Any, Final
 from unittest import mock
 
@@ -137,20 +137,6 @@ def _items_are_there(sync: Any, run: Any, name: bytes) -> bytes:
 
 def _last_kept_again(marks: Marks, place: Any, after_lsn: int) -> Any:
     return _KEPT(marks, place, max(after_lsn - 1, 0))
-
-
-def _little_room(where: Any, name: str, mistake: Callable[..., Any]) -> Patch:
-    """Return the patch, with queues of subscribers so short that they are often full."""
-
-    @contextmanager
-    def made() -> Iterator[None]:
-        with ExitStack() as stack:
-            stack.enter_context(mock.patch.object(audience, "QUEUED_MAX", 8))
-            stack.enter_context(mock.patch.object(audience, "PROGRESS_MS", 300.0))
-            stack.enter_context(mock.patch.object(where, name, mistake))
-            yield
-
-    return made
 
 
 def _lost_in_silence(subscription: Subscription, payloads: Sequence[bytes]) -> bool:
@@ -311,15 +297,15 @@ MISTAKES: Final[Mapping[str, tuple[str, Patch, tuple[str, ...], tuple[str, ...]]
     ),
     "ns_no_room": (
         "Updates that do not fit into the queue of a subscriber are left out.",
-        _little_room(Audience, "_tell", staticmethod(_lost_in_silence)), TOLD, LEADERS,
+        instead(Audience, "_tell", staticmethod(_lost_in_silence)), TOLD, LEADERS,
     ),
     "ns_overrun": (
         "The message of an overrun has too high an LSN.",
-        _little_room(audience, "remark", _one_too_many), TOLD, LEADERS,
+        instead(audience, "remark", _one_too_many), TOLD, LEADERS,
     ),
     "ns_start": (
         "The first message of a subscription has an old LSN.",
-        _little_room(Audience, "reach", _nothing), TOLD, LEADERS,
+        instead(Audience, "reach", _nothing), TOLD, LEADERS,
     ),
     "ns_keeps_anew": (
         "A repeated request for a durable subscription moves its position.",
@@ -364,5 +350,7 @@ MISTAKES: Final[Mapping[str, tuple[str, Patch, tuple[str, ...], tuple[str, ...]]
     ),
 }  # fmt: skip
 """Name -> what, the patch that makes it, signs, faults that it needs."""
-CONDITIONS: Final = (("rate_per_s", 40), ("snapshot", 10), ("retain", 0), ("members", 3))
-"""Much happens in these runs, and who is behind needs a snapshot soon."""
+CONDITIONS: Final = (
+    ("rate_per_s", 40), ("snapshot", 10), ("retain", 0), ("members", 3), ("queued", 8),
+)  # fmt: skip
+"""Much happens in these runs, who is behind needs a snapshot soon, and queues are often full."""

@@ -105,7 +105,8 @@ class World:
 
     def run(self) -> None:
         """Let the conditions come, then heal; with the mistake that is planted, if one is."""
-        with self.plant.patch() if self.plant is not None else nullcontext():
+        plant = self.plant.patch() if self.plant is not None else nullcontext()
+        with self.conditions.bounds(), plant:
             self._run()
 
     def _run(self) -> None:

@@ -8,8 +8,7 @@ Invariants:
 2. Updates after the floor are complete. A client that asks for earlier ones gets an error, never a
    part.
 3. A mark keeps as many updates as SUBS.MIN.HISTORY of its element says, but at most
-   `KEPT_BYTES_MAX`: no subscriber can have more waiting. A mark ends with its element, and when
-   its history is set to zero.
+   `KEPT_BYTES_MAX`. A mark ends with its element, and when its history is set to zero.
 
 Elsewhere: updates (`updates`), current subscribers (`audience`), creating marks (`subscriptions`).
 
