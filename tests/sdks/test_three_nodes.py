@@ -57,7 +57,7 @@ def test_a_killed_node_loses_nothing_that_a_majority_acknowledged(
     nodes.nodes["n2"].kill()
     for round_ in range(1, 4):
         for key in KEYS:
-            write(client, key, round_, written, tried)
+            write(nodes, client, key, round_, written, tried)
     nodes.until_served(["n1", "n3"])
     check(client, written, tried)
     nodes.nodes["n2"].start()
@@ -69,17 +69,25 @@ def test_a_killed_node_loses_nothing_that_a_majority_acknowledged(
 
 
 def write(
-    client: SdkClient, key: str, number: int, written: dict[str, int], tried: dict[str, int]
+    nodes: ManagedNodes,
+    client: SdkClient,
+    key: str,
+    number: int,
+    written: dict[str, int],
+    tried: dict[str, int],
 ) -> None:
     """Write until it is acknowledged."""
+    answers: list[object] = []
 
     def is_written() -> bool:
         tried[key] = number
-        answer = client.ask("upsert", key=key, value={"n": number}, majority=True)
+        # The SDK for Rust never stops waiting for the node that was killed: its user has to.
+        answer = client.ask("upsert", key=key, value={"n": number}, majority=True, limit_s=10)
         assert answer.get("error") in {None, *AMBIGUOUS}, answer
+        answers.append(answer)
         return "error" not in answer
 
-    until(is_written, lambda: (client.sdk, key))
+    until(is_written, lambda: (client.sdk, key, answers, nodes.status("n1")))
     written[key] = number
 
 

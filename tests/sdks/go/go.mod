@@ -2,10 +2,12 @@ module millstream.test/sdks
 
 go 1.24
 
-require github.com/couchbase/gocb/v2 v2.11.1
+require (
+	github.com/couchbase/gocb/v2 v2.11.1
+	github.com/couchbase/gocbcore/v10 v10.9.3
+)
 
 require (
-	github.com/couchbase/gocbcore/v10 v10.9.3 // indirect
 	github.com/couchbase/gocbcoreps v0.1.4 // indirect
 	github.com/couchbase/goprotostellar v1.0.2 // indirect
 	github.com/couchbaselabs/gocbconnstr/v2 v2.0.0 // indirect

@@ -29,7 +29,8 @@ COMMANDS: dict[str, list[str]] = {
     "rust": [str(FOLDER / "rust/build/debug/sdk-client")],
 }
 _NOT_AVAILABLE = (
-    "UNSUPPORTED", "not supported", "unknown command", "Not allowed on this version of cluster"
+    "UNSUPPORTED", "not supported", "unknown command", "collections are not enabled",
+    "Not allowed on this version of cluster",
 )  # fmt: skip
 """What the node says in the words of an SDK that has no error of its own for it."""
 _BUILT = {"java": "java/build/classes/Client.class", "node": "node/node_modules/couchbase"}
