@@ -268,6 +268,7 @@ class ManagedEngine:
             ConditionError: `bucket_not_found`.
             UnavailableError: `bucket_failed`, and the errors of the disk.
         """
+        self._name_of(bucket)  # also for its index: it may have been dropped meanwhile
         index = [step for step in steps if isinstance(step, IndexStep)]
         if index:
             if self._index is None:
@@ -283,11 +284,15 @@ class ManagedEngine:
             waiting = {partition: own for partition, own in waiting.items() if own}
             await self._carry_out(bucket, heads)
 
-    async def _carry_out(self, uuid: str, steps: Sequence[_DataStep]) -> None:
-        """Carry out steps of one kind, of different partitions."""
+    def _name_of(self, uuid: str) -> str:
         name = self._buckets.maps.name_of(uuid)
         if name is None:
             raise ConditionError(f"no bucket of uuid {uuid}", code="bucket_not_found")
+        return name
+
+    async def _carry_out(self, uuid: str, steps: Sequence[_DataStep]) -> None:
+        """Carry out steps of one kind, of different partitions."""
+        name = self._name_of(uuid)
         running = self._buckets.engine(name)
         copies, numbers = running.copies, [step.place.partition for step in steps]
         match steps[0]:

@@ -142,9 +142,11 @@ class Query:
         self.acked = {place: [number for number, _ in pairs]
                       for place, pairs in world.truth.acked.items()}  # fmt: skip
         self.before = dict(world.truth.shown)
+        self.bucket = world.a_bucket()
 
-    def ask(self, records: dict[Place, IndexRecord]) -> None:
-        """Begin a try: everything is asked anew."""
+    def ask(self, every: dict[Place, IndexRecord]) -> None:
+        """Begin a try: everything of the bucket is asked anew."""
+        records = {place: one for place, one in every.items() if place.bucket == self.bucket}
         self.lists: dict[str, dict[Place, IndexRecord]] = {}
         self.found: dict[str, dict[Place, Shown]] = {}
         self.places = [place for place, record in records.items() if record.owner is not None]
@@ -168,8 +170,16 @@ class Gateway:
         nodes = [node for node in self.world.all_nodes() if self.world.connected(self, node)]
         if nodes:
             for place, record in self.world.rng.choice(nodes).index.records.items():
-                if record.at > self.records[place].at:
+                if place not in self.records or record.at > self.records[place].at:
                     self.records[place] = record
+
+    def forget(self, bucket: str) -> None:
+        """A bucket was dropped."""
+        self.records = {
+            place: one for place, one in self.records.items() if place.bucket != bucket
+        }
+        if self.query is not None and self.query.bucket == bucket:
+            self.query = None
 
     def step(self) -> None:
         world, rng = self.world, self.world.rng

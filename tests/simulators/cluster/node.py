@@ -218,6 +218,10 @@ class Node:
             parts.setdefault(place.bucket, {})[place.partition] = self.index.report(place)
         return NodeReport(self.name, self.boots, self.is_admitted, copies, parts, broken)
 
+    def has_bucket(self, _: str) -> bool:
+        """Whether it has made this bucket."""
+        return True
+
     def is_active(self, place: Place) -> bool:
         copy = self.copies.get(place)
         return copy is not None and copy.state is ACTIVE

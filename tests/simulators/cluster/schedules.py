@@ -468,9 +468,11 @@ class Schedule:
         for name, record in state.nodes.items():
             if record.state not in ("in", "out") or (record.state == "in" and name not in alive):
                 return False
-        rows = tuple(world.record(place).row for place in world.places)
-        if rows != plan_rows(rows, state.members("data"), world.replicas):
-            return False
+        for uuid, bucket in state.buckets.items():
+            rows = tuple(record.row for record in state.data[uuid].records)
+            is_dropped = bucket.state == "dropping"
+            if is_dropped or rows != plan_rows(rows, state.members("data"), bucket.replicas):
+                return False
         return all(self.is_whole(place, alive) for place in world.places)
 
     def is_whole(self, place: Place, alive: dict[str, Node]) -> bool:

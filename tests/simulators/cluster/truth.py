@@ -141,7 +141,7 @@ class Truth:
     def check(self) -> None:
         """At most one copy of a partition can acknowledge to a majority."""
         nodes = self.world.all_nodes()
-        for place in self.acked:
+        for place in self.world.places:
             active = [node for node in nodes if node.is_up and node.is_active(place)]
             if len(active) > 1:
                 self._check_actives(place, active)
@@ -182,14 +182,16 @@ class Truth:
         """Everything acknowledged is there, the layout is whole, losses were reported."""
         world, state = self.world, self.world.space.state()
         data = set(state.members("data"))
-        loads = dict.fromkeys(data, 0)
-        for place in self.acked:
+        loads: dict[str, dict[str, int]] = {}
+        for place in world.places:
             record = world.record(place)
             named = [name for name in record.row if name is not None]
-            if len(named) != min(world.replicas + 1, len(data)) or not set(named) <= data:
+            replicas = state.buckets[place.bucket].replicas
+            if len(named) != min(replicas + 1, len(data)) or not set(named) <= data:
                 raise WrongError(f"row {record.row} of {place}, wanted over {sorted(data)}")
+            mine = loads.setdefault(place.bucket, dict.fromkeys(data, 0))
             for name in named:
-                loads[name] += 1
+                mine[name] += 1
             assert record.active is not None
             alive = numbers(world.nodes[record.active].copies[place].log)
             for number, level in self.acked[place]:
@@ -197,8 +199,9 @@ class Truth:
                     raise WrongError(f"lost {number} of {place}, acknowledged at {level}")
             self._check_plain(place, alive)
         zones = {world.nodes[name].zone for name in data}
-        if loads and max(loads.values()) - min(loads.values()) > 1 + len(zones):
-            raise WrongError(f"copies are not balanced: {loads}")
+        for bucket, mine in loads.items():
+            if max(mine.values()) - min(mine.values()) > 1 + len(zones):
+                raise WrongError(f"copies of {bucket} are not balanced: {mine}")
 
     def _check_plain(self, place: Place, alive: set[int]) -> None:
         if any(node.is_gone for node in self.world.nodes.values()):

@@ -168,6 +168,10 @@ class World:
     def all_nodes(self) -> list[Node]:
         return [node for node in self.nodes.values() if not node.is_gone]
 
+    def a_bucket(self) -> str:
+        """Return one of the buckets."""
+        return BUCKET
+
     def connected(self, one: Node | Orchestrator | Gateway, node: Node) -> bool:
         return one.side == node.side and node.is_up and not node.is_gone
 
@@ -238,7 +242,8 @@ class World:
             for place, record in other.records.items():
                 node.adopt(place, record)
             for place, of_index in other.index.records.items():
-                node.index.adopt(place, of_index)
+                if node.has_bucket(place.bucket):
+                    node.index.adopt(place, of_index)
 
     # ---- operators
 

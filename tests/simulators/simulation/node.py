@@ -84,7 +84,7 @@ class Node:
     def __init__(self, world: World, name: str) -> None:
         self.world, self.name = world, name
         self.is_down = self.is_isolated = False
-        self.copies = [Copy(self, p) for p in range(world.partition_count)]
+        self.copies = [Copy(self, p) for p in range(self.partition_count)]
         self.new_disk()
         self.start()
 
@@ -95,6 +95,11 @@ class Node:
 
     bucket_uuid = "00"
     moves_kind: type[Copies] = Copies
+
+    @property
+    def partition_count(self) -> int:
+        """Of its bucket."""
+        return self.world.partition_count
 
     def alone(self) -> set[int]:
         """Partitions that no other node has a copy of."""
@@ -121,7 +126,7 @@ class Node:
 
         world = self.world
         self.store = store = LogStore.open(
-            self.disk, SimulatedById(self.disk), partition_count=world.partition_count,
+            self.disk, SimulatedById(self.disk), partition_count=self.partition_count,
             new_entry=world.new_entry, sizes=SIZES, is_alone=self.alone(), begins_absent=True,
         )  # fmt: skip
         store.withdraw_receipt()

@@ -21,7 +21,7 @@ from millstream.cluster.core.orders import Place
 from millstream.data_directory.map_file import AdoptedMap
 from millstream.databases.adopted_records import AdoptedRecords
 from millstream.databases.managed_engine import ManagedEngine
-from millstream.errors import MillstreamError, UnavailableError
+from millstream.errors import ConditionError, MillstreamError, UnavailableError
 from millstream.kv.aio.copies import Copies
 from millstream.kv.core.bucket import Bucket
 from millstream.kv.core.copies.feed_effects import Undo
@@ -39,8 +39,6 @@ if TYPE_CHECKING:
     from simulators.whole_cluster.node import Node
     from simulators.whole_cluster.world import World
 
-NAME: Final = "b"
-"""Of the bucket."""
 RECORDS: Final = "records.json"
 
 
@@ -56,7 +54,7 @@ class Copy(simulated.Copy):
 
     @property
     def place(self) -> Place:
-        return self.world.places[self.partition_id]
+        return Place(self.node.bucket_uuid, self.partition_id)
 
     def undo(self, effect: Undo) -> int:
         before = self.node.owner.log_of(self)
@@ -83,13 +81,17 @@ class Engine(simulated.Node):
     world: World
     copies: list[Copy]  # type: ignore[assignment]
     moves: WatchedCopies
-    bucket_uuid, moves_kind = "b1", WatchedCopies
+    moves_kind = WatchedCopies
 
-    def __init__(self, owner: Node) -> None:
+    partition_count = 0
+
+    def __init__(self, owner: Node, uuid: str, name: str, partition_count: int) -> None:
         self.owner, self.world, self.name = owner, owner.world, owner.name
-        self.is_down = self.is_isolated = self.is_full = False
+        self.bucket_uuid, self.bucket_name = uuid, name
+        self.partition_count = partition_count
+        self.is_down = self.is_isolated = False
         self.files: dict[str, AdoptedMap] = {}
-        self.copies = [Copy(self, p) for p in range(self.world.partition_count)]
+        self.copies = [Copy(self, p) for p in range(partition_count)]
         self.tries: dict[int, tuple[str | None, int]] = {}
         self.new_disk()
         self.start()
@@ -100,9 +102,9 @@ class Engine(simulated.Node):
         self.adopted: AdoptedRecords | None = None
         super().start()
         self.moves.engine = self
-        self.buckets = OneBucket(self)
-        self.managed = SteppedEngine(self)
-        self.taker = SteppedTaker(self)
+
+    def place_of(self, p: int) -> Place:
+        return Place(self.bucket_uuid, p)
 
     def alone(self) -> set[int]:
         known = self.files.get(RECORDS)
@@ -124,14 +126,17 @@ class Engine(simulated.Node):
 
     def restart(self) -> None:
         """Start again; a start that finds no space is tried again until there is some."""
-        self.is_down = self.is_full = False
+        self.is_down = False
         self.tries.clear()
         self.start()
         if self.adopted is not None:
             done(self.moves.take_places())
 
     def die(self) -> None:
-        self.owner.left = {place: view.log for place, view in self.owner.copies.items()}
+        """With the whole process."""
+        self.owner.die()
+
+    def end(self) -> None:
         super().die()
         for copy in self.copies:
             copy.promised = 0
@@ -139,7 +144,7 @@ class Engine(simulated.Node):
     # -- its disk
 
     def calm(self, kind: str, name: str) -> None:
-        if self.is_full and kind in (WRITE, CREATE, BY_ID):
+        if self.owner.is_full and kind in (WRITE, CREATE, BY_ID):
             raise Fault("full", 0).error(kind)
 
     def new_disk(self) -> None:
@@ -155,7 +160,7 @@ class Engine(simulated.Node):
                 raise AssertionError("nothing fails but for space") from error
             self.bucket.writes.refuse("disk_full")
             raise
-        if not self.is_full and self.bucket.writes.refusals:
+        if not self.owner.is_full and self.bucket.writes.refusals:
             self.bucket.writes.accept("disk_full")
 
     async def keep(self, adopted: AdoptedMap) -> None:
@@ -177,7 +182,7 @@ class Engine(simulated.Node):
         self.adopted = AdoptedRecords(running, adopted, self.keep)
         self.bucket.adopt = self.adopted.adopt
         for p, record in enumerate(adopted.records):
-            self.world.truth.publish(self.world.places[p], record)
+            self.world.truth.publish(self.place_of(p), record)
 
     # -- what its copies follow
 
@@ -198,7 +203,7 @@ class Engine(simulated.Node):
     def follow(self, p: int) -> Following | None:
         """Have a copy follow its source; return the connection."""
         name = self.wanted_source(p)
-        source = None if name is None else self.world.nodes[name].engine
+        source = None if name is None else self.world.nodes[name].engines.get(self.bucket_uuid)
         for following in self.copies[p].following():
             if following.link.is_cut:
                 following.cut()
@@ -224,8 +229,8 @@ class Engine(simulated.Node):
 class SteppedTaker(OrderTaker):
     """The order taker of a node without an event loop."""
 
-    def __init__(self, engine: Engine) -> None:
-        super().__init__(engine.name, engine.world.uuid, engine.managed)
+    def __init__(self, node: Node, engine: SteppedEngine) -> None:
+        super().__init__(node.name, node.world.uuid, engine)
         self._process = "process"
 
     async def _carry_out(self, steps: Mapping[str, Sequence[Step]]) -> set[str]:
@@ -241,17 +246,14 @@ class SteppedTaker(OrderTaker):
 class SteppedEngine(ManagedEngine):
     """The managed engine of a node without an event loop; the truth hears what it does."""
 
-    def __init__(self, engine: Engine) -> None:
-        self.engine, self.world = engine, engine.world
-        buckets: Any = engine.buckets
-        index: Any = ManagedIndex(engine.owner.index)
-        super().__init__(engine.name, buckets, None, delete=None, index=index)  # type: ignore[arg-type]
+    def __init__(self, node: Node) -> None:
+        self.node, self.world = node, node.world
+        buckets: Any = NodeBuckets(node)
+        index: Any = ManagedIndex(node.index)
+        super().__init__(node.name, buckets, None, delete=node.drop, index=index)  # type: ignore[arg-type]
 
     def has_space(self, reserve_percent: int) -> bool:
-        return not self.engine.is_full
-
-    async def _drop_gone(self, maps: Any) -> None:
-        """There is one bucket, and it stays."""
+        return not self.node.is_full
 
     async def _carry_out(self, uuid: str, steps: Sequence[Any]) -> None:
         for step in steps:
@@ -261,54 +263,75 @@ class SteppedEngine(ManagedEngine):
                 await super()._carry_out(uuid, [step])
 
     async def _activate(self, uuid: str, step: Activate) -> None:
-        copy, truth = self.engine.copies[step.place.partition], self.world.truth
+        copy, truth = self.node.engines[uuid].copies[step.place.partition], self.world.truth
         was_active = copy.partition.state is ACTIVE
         with copy.passing_on():
             await super()._carry_out(uuid, [step])
         if copy.partition.state is ACTIVE and not was_active:
             truth.excuse(step.place, frozenset(step.kept))
-            truth.activated(self.engine.owner, step.place)
-            self.engine.owner.grow(copy)
+            truth.activated(self.node, step.place)
+            self.node.grow(copy)
             self.world.trace(f"promoted {copy.describe()}")
             copy.check("activated")
 
     async def _tell_removal(self, running: Any, numbers: Sequence[int]) -> None:
         for number in numbers:
-            self.world.truth.removed(self.engine.owner, self.world.places[number])
+            self.world.truth.removed(self.node, running.place_of(number))
 
     def _begin_take_over(self, name: str, place: Place) -> None:
-        self.engine.take_over(place.partition)
+        self.node.engines[place.bucket].take_over(place.partition)
 
 
-class OneBucket:
-    """As much of a node's buckets and replicators as its managed engine uses."""
+class NodeBuckets:
+    """As much of a node's buckets as its managed engine uses."""
+
+    def __init__(self, node: Node) -> None:
+        self.node = node
+        self.maps = self
+
+    @property
+    def running(self) -> dict[str, Engine]:
+        return {engine.bucket_name: engine for engine in self.node.engines.values()}
+
+    @property
+    def served(self) -> dict[str, Bucket]:
+        return {name: engine.bucket for name, engine in self.running.items()}
+
+    def adopted(self, name: str) -> AdoptedRecords | None:
+        engine = self.running.get(name)
+        return None if engine is None else engine.adopted
+
+    def name_of(self, uuid: str) -> str | None:
+        engine = self.node.engines.get(uuid)
+        return None if engine is None or engine.adopted is None else engine.bucket_name
+
+    def engine(self, name: str) -> Any:
+        engine = self.running[name]
+        return SimpleNamespace(
+            bucket=engine.bucket, copies=engine.moves, place_of=engine.place_of
+        )  # fmt: skip
+
+    def replicator(self, name: str) -> Streams:
+        return Streams(self.running[name])
+
+    async def take_map(self, name: str, partitions: int, adopted: AdoptedMap, quota: Any) -> None:
+        uuid, known = adopted.data_map.bucket, self.running.get(name)
+        if known is not None and known.bucket_uuid != uuid:
+            raise ConditionError(f"{name} is another bucket", code="other_uuid")
+        engine = self.node.made(uuid, name, partitions)
+        if engine.adopted is not None:
+            await engine.adopted.take(adopted.data_map, adopted.nodes)
+            return
+        await engine.keep(adopted)
+        engine.manage(adopted)
+        await engine.moves.take_places()
+
+
+class Streams:
+    """What the copies of one bucket follow."""
 
     def __init__(self, engine: Engine) -> None:
         self.of = engine
-        self.maps = self
-        self.served: dict[str, Bucket] = {NAME: engine.bucket}
-        self.running = {NAME: engine}
-
-    def adopted(self, _: str) -> AdoptedRecords | None:
-        return self.of.adopted
-
-    def name_of(self, uuid: str) -> str | None:
-        return NAME if uuid == self.of.bucket_uuid and self.of.adopted else None
-
-    def engine(self, _: str) -> Any:
-        return SimpleNamespace(bucket=self.of.bucket, copies=self.of.moves)
-
-    def replicator(self, _: str) -> OneBucket:
-        return self
-
-    async def take_map(self, _: str, partitions: int, adopted: AdoptedMap, quota: Any) -> None:
-        known = self.of.adopted
-        if known is not None:
-            await known.take(adopted.data_map, adopted.nodes)
-            return
-        await self.of.keep(adopted)
-        self.of.manage(adopted)
-        await self.of.moves.take_places()
 
     def streams(self) -> dict[str, bool]:
         found: dict[str, bool] = {}

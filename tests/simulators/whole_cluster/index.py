@@ -41,6 +41,12 @@ class Index(modelled.Index):
         self.world.truth.publish_index(place, record)
         self._keep(place, kept_parts.adopted(self.kept.get(place), record))
 
+    def drop(self, bucket: str) -> None:
+        """A bucket is gone, and the files of its indexes."""
+        for known in (self.kept, self.records, self.parts):
+            for place in [one for one in known if one.bucket == bucket]:
+                del known[place]  # type: ignore[attr-defined]
+
     def carry_out(self, step: AdoptIndex | Freeze | StopPart) -> None:
         if isinstance(step, AdoptIndex):
             self.adopt(step.place, step.record)
@@ -74,7 +80,11 @@ class Index(modelled.Index):
         node = self.node
         if not node.is_up or self.lease_ms is None or node.now_ms() >= self.lease_ms:
             return None
-        records = {place.partition: record for place, record in self.records.items()}
+        buckets = {place.bucket for place in asked}
+        records = {
+            place.partition: record for place, record in self.records.items()
+            if place.bucket in buckets
+        }  # fmt: skip
         order: Any = SimpleNamespace(owned=OwnedParts(node.name, records, {}, []))
         keys = {place.partition: record.at for place, record in asked.items()}
         try:
@@ -83,6 +93,8 @@ class Index(modelled.Index):
             return None
         found = {}
         for place in asked:
+            if place not in self.kept:
+                return None
             part, kept = self.parts.get(place), self.kept[place]
             is_active = kept_parts.state_of(kept, node.name) == "active"
             if part is None or not is_active or not self._has_floor(place):

@@ -22,9 +22,10 @@ from millstream.vsr.core.versions import NEVER, Version
 from simulators.cluster import node as modelled
 from simulators.cluster.node import Log
 from simulators.cluster.truth import WrongError
+from simulators.cluster.world import BUCKET
 from simulators.simulation.link import done
 from simulators.simulation.node import ACTIVE, KEYS
-from simulators.whole_cluster.engine import RECORDS, Copy, Engine
+from simulators.whole_cluster.engine import RECORDS, Copy, Engine, SteppedEngine, SteppedTaker
 from simulators.whole_cluster.index import Index
 from simulators.whole_cluster.rules import Known, check_acknowledged
 
@@ -92,9 +93,20 @@ class View:
 class Held(Mapping[Place, View]):
     """The copies that a node has."""
 
-    def __init__(self, engine: Engine) -> None:
-        self._engine = engine
-        self._views = {copy.place: View(copy) for copy in engine.copies}
+    def __init__(self) -> None:
+        self._views: dict[Place, View] = {}
+
+    def take(self, engine: Engine) -> None:
+        """A bucket is made."""
+        self._views |= {copy.place: View(copy) for copy in engine.copies}
+
+    def drop(self, bucket: str) -> None:
+        """A bucket is gone."""
+        self._views = {place: v for place, v in self._views.items() if place.bucket != bucket}
+
+    def view(self, copy: Copy) -> View:
+        """Return what is seen of a copy; nobody else knows of one that was dropped."""
+        return self._views.get(copy.place) or View(copy)
 
     def __getitem__(self, place: Place) -> View:
         view = self._views[place]
@@ -128,78 +140,137 @@ class Node(modelled.Node):
         """The last session in which it was admitted."""
         self.left: dict[Place, Log] = {}
         """What copies had when the process died."""
-        self.engine = Engine(self)
-        self.copies = Held(self.engine)
+        self.is_full = self._is_down = False
+        self.engines: dict[str, Engine] = {}
+        """By the uuids of their buckets; each is a directory of its own."""
+        self.copies = Held()
+        self.made(BUCKET, "b", world.partition_count)
+        self.start()
 
     # ---- process
 
+    def start(self) -> None:
+        self.managed = SteppedEngine(self)
+        self.taker = SteppedTaker(self, self.managed)
+
     @property
     def is_up(self) -> bool:
-        return not self.engine.is_down
+        return not self._is_down
 
     @is_up.setter
     def is_up(self, is_up: bool) -> None:
         if is_up:
             self.restart()
         elif self.is_up:
-            self.engine.die()
+            self.die()
 
     def crash(self) -> None:
-        self.engine.is_full = False
-        self.engine.crash()
+        self.is_full = False
+        self.any_engine().crash()
+
+    def die(self) -> None:
+        """All buckets at once."""
+        self.left = {place: view.log for place, view in self.copies.items()}
+        self._is_down = True
+        for engine in self.engines.values():
+            engine.end()
 
     def restart(self) -> None:
         if self.is_gone or self.is_up:
             return
-        self.engine.restart()
-        self.world.trace(f"{self.name} is back, {[one.describe() for one in self.engine.copies]}")
+        self._is_down = self.is_full = False
+        for engine in self.engines.values():
+            engine.restart()
+        self.start()
+        self.world.trace(f"{self.name} is back, {[one.describe() for one in self.every_copy()]}")
         truth = self.world.truth
         for place, before in self.left.items():
             now = self.copies[place].log if place in self.copies else ()
             truth.crashed[place] |= {number for _, number in before} - {n for _, n in now}
-        for copy in self.engine.copies:
+        for copy in self.every_copy():
             if copy.partition.state is ACTIVE:  # it is alone: what was only in memory is lost
                 truth.excuse(copy.place, frozenset(("persisted",)))
                 self.grow(copy)
+
+    # ---- buckets
+
+    def made(self, uuid: str, name: str, partitions: int) -> Engine:
+        """Return the engine of a bucket; it is made, if there is none."""
+        if uuid not in self.engines:
+            self.engines[uuid] = engine = Engine(self, uuid, name, partitions)
+            self.copies.take(engine)
+        return self.engines[uuid]
+
+    async def drop(self, name: str) -> None:
+        """Delete a bucket, with all that it holds."""
+        engine = next(one for one in self.engines.values() if one.bucket_name == name)
+        self.world.trace(f"{self.name} drops {engine.bucket_uuid}")
+        self.world.count("buckets dropped by nodes")
+        self.world.truth.dropped(self, engine.bucket_uuid)
+        engine.hang_up()
+        engine.is_down = True
+        del self.engines[engine.bucket_uuid]
+        self.copies.drop(engine.bucket_uuid)
+        self.index.drop(engine.bucket_uuid)
+
+    def has_bucket(self, uuid: str) -> bool:
+        engine = self.engines.get(uuid)
+        return engine is not None and engine.adopted is not None
+
+    def any_engine(self) -> Engine:
+        every = list(self.engines.values())
+        return every[0] if len(every) == 1 else self.world.rng.choice(every)
+
+    def every_copy(self) -> list[Copy]:
+        return [copy for engine in self.engines.values() for copy in engine.copies]
+
+    def copy(self, place: Place) -> Copy:
+        return self.engines[place.bucket].copies[place.partition]
 
     # ---- maps
 
     @property
     def records(self) -> dict[Place, DataRecord]:  # type: ignore[override]
-        if self.engine.adopted is None:
-            return {}
-        return dict(zip(self.world.places, self.engine.adopted.adopted.records, strict=True))
+        return {
+            Place(uuid, p): record
+            for uuid, engine in self.engines.items() if engine.adopted is not None
+            for p, record in enumerate(engine.adopted.adopted.records)
+        }  # fmt: skip
 
     def key(self, place: Place) -> MapKey:
-        record = self.engine.bucket.record(place.partition)
+        engine = self.engines.get(place.bucket)
+        record = None if engine is None else engine.bucket.record(place.partition)
         return NO_KEY if record is None else record.at
 
     def adopt(self, place: Place, record: DataRecord) -> None:
         """A record is told by anybody; the node itself must know its bucket."""
-        adopted = self.engine.adopted
-        if adopted is None or not self.is_up:
+        engine = self.engines.get(place.bucket)
+        adopted = None if engine is None else engine.adopted
+        if engine is None or adopted is None or not self.is_up:
             return
         self.world.truth.publish(place, record)
-        with self.working():
+        with self.working(engine):
             try:
                 done(adopted.adopt({place.partition: record}))
             except MillstreamError:
                 self.world.count("records not adopted")
 
-    def working(self) -> Any:
-        return self.engine.may_crash(self.world.crashes)
+    def working(self, engine: Engine | None = None) -> Any:
+        """It may die at an effect of the disk, of this bucket or of any."""
+        return (engine or self.any_engine()).may_crash(self.world.crashes)
 
     # ---- serving
 
     def right(self, place: Place) -> Right:
-        engine = self.engine
-        is_active = engine.partitions[place.partition].state is ACTIVE
-        if engine.is_down or not is_active or engine.adopted is None:
+        engine = self.engines.get(place.bucket)
+        if engine is None or engine.is_down or engine.adopted is None:
+            return NO_RIGHT
+        if engine.partitions[place.partition].state is not ACTIVE:
             return NO_RIGHT
         return engine.bucket.right_now(place.partition)
 
     def log_of(self, copy: Copy) -> Log:
-        return self.copies._views[copy.place].log
+        return self.copies.view(copy).log
 
     def grow(self, copy: Copy) -> None:
         """An active copy has a history."""
@@ -207,8 +278,8 @@ class Node(modelled.Node):
 
     def write(self, place: Place, level: str) -> None:
         """A client writes, if it is not refused."""
-        engine, world, rng = self.engine, self.world, self.world.rng
-        copy, bucket = engine.copies[place.partition], engine.bucket
+        world, rng, copy = self.world, self.world.rng, self.copy(place)
+        bucket = copy.node.bucket
         bucket.look_at_rights()
         partition = copy.partition
         if partition.refusal is not None or bucket.writes.refuses(place.partition):
@@ -234,7 +305,7 @@ class Node(modelled.Node):
 
     def acknowledge(self, place: Place | None = None) -> None:
         """Clients are told what has reached the level that they asked for."""
-        for copy in self.engine.copies if self.is_up else ():
+        for copy in self.every_copy() if self.is_up else ():
             if copy.pending and copy.partition.state is ACTIVE:
                 for change, level in copy.take_acknowledged():
                     check_acknowledged(self, copy.place, change.number)
@@ -242,23 +313,25 @@ class Node(modelled.Node):
                     self.world.count(f"acknowledged {level}")
 
     def flush(self, place: Place) -> None:
-        if not self.is_up:
+        engine = self.engines.get(place.bucket)
+        if not self.is_up or engine is None:
             return
-        with self.working():
+        with self.working(engine):
             try:
                 if self.world.rng.random() < 0.7:
-                    self.engine.flush()
+                    engine.flush()
                 else:
-                    self.engine.freeze()
+                    engine.freeze()
             except MillstreamError:
                 self.world.count("no space")
         self.acknowledge()
 
     def tend(self) -> None:
         """Something that a node does beside: it compacts, lets documents go, fills its map."""
-        with self.working():
+        engine = self.any_engine()
+        with self.working(engine):
             try:
-                self.engine.tend()
+                engine.tend()
             except MillstreamError:
                 self.world.count("no space")
         self.acknowledge()
@@ -266,23 +339,23 @@ class Node(modelled.Node):
     def fill(self) -> None:
         """Its disk is full."""
         self.world.trace(f"the disk of {self.name} is full")
-        self.engine.is_full = True
+        self.is_full = True
 
     def free(self) -> None:
         """There is space again."""
-        self.engine.is_full = False
-        if self.is_up:
-            self.flush(self.world.places[0])
+        self.is_full = False
+        for uuid in list(self.engines):
+            self.flush(Place(uuid, 0))
 
     # ---- session
 
     @property
     def boots(self) -> int:  # type: ignore[override]
-        return self.engine.taker.boots if self.is_up else 0
+        return self.taker.boots if self.is_up else 0
 
     @property
     def is_admitted(self) -> bool:  # type: ignore[override]
-        return self.is_up and self.engine.taker.is_admitted
+        return self.is_up and self.taker.is_admitted
 
     def was_admitted(self, boots: int) -> bool:
         """Whether an orchestrator has admitted it in this session."""
@@ -290,7 +363,7 @@ class Node(modelled.Node):
 
     @property
     def token(self) -> Version:  # type: ignore[override]
-        return self.engine.taker.token if self.is_up else NEVER
+        return self.taker.token if self.is_up else NEVER
 
     def sync(self) -> None:
         """Open a session, then read token and maps; only then the node is in step."""
@@ -310,19 +383,19 @@ class Node(modelled.Node):
         world.beats[self.name] = world.now_ms
         with self.working():
             try:
-                done(self.engine.taker.begin(boots, state.token, maps_of(state)))
+                done(self.taker.begin(boots, state.token, maps_of(state)))
             except MillstreamError:
                 world.count("maps not taken")
                 return
-            self.engine.taker.set_lease(lease_until_ms(began_ms, SESSION_TTL_MS))
+            self.taker.set_lease(lease_until_ms(began_ms, SESSION_TTL_MS))
 
     def lose_session(self) -> None:
         if self.is_up:
-            self.engine.taker.leave()
+            self.taker.leave()
 
     def beat(self) -> None:
         """Extend the session, or find that it has lapsed."""
-        taker, world, space = self.engine.taker, self.world, self.world.space
+        taker, world, space = self.taker, self.world, self.world.space
         if not self.boots:
             return
         if self.side == 0 and space.has_quorum and world.rng.random() < 0.9 * self.pace:
@@ -340,25 +413,25 @@ class Node(modelled.Node):
 
     def take_maps(self, state: ClusterState) -> None:
         with self.working():
-            done(self.engine.taker.take(OrdersRequest(maps=maps_of(state))))
+            done(self.taker.take(OrdersRequest(maps=maps_of(state))))
 
     def obey(self, order: Order) -> Any:
         """Carry an order out; None: it died of that."""
         reply, known = None, Known(self, order)
-        with self.working():
-            reply = done(self.engine.taker.take(OrdersRequest((order,))))
+        with self.working(self.engines.get(order.place.bucket)):
+            reply = done(self.taker.take(OrdersRequest((order,))))
         if reply is None or not self.is_up:
             return None
         if order.kind == "admit" and order.boots == known.boots:
             self.admitted = known.boots
         known.check(reply.replies[0])
-        self.check_durable(reply.replies[0])
+        self.check_durable(order.place, reply.replies[0])
         return reply.report if order.kind == "report" and reply.report else reply.replies[0]
 
-    def check_durable(self, reply: Reply) -> None:
+    def check_durable(self, place: Place, reply: Reply) -> None:
         """What a reply tells is on the disk: the record, the promise, and who serves."""
-        copy, engine = reply.copy, self.engine
-        if copy is None or engine.adopted is None:
+        copy, engine = reply.copy, self.engines.get(place.bucket)
+        if copy is None or engine is None or engine.adopted is None:
             return
         p = copy.standing.partition
         kept, found = engine.files[RECORDS].records[p], engine.store.partition(p)
@@ -370,7 +443,7 @@ class Node(modelled.Node):
             raise WrongError(f"{self.name} serves {p}, on its disk it is {found.state.name}")
 
     def report(self) -> NodeReport:
-        return self.engine.taker.report()
+        return self.taker.report()
 
     def carry_out(self, step: Step) -> None:
         raise AssertionError("the order taker does it")
@@ -379,8 +452,8 @@ class Node(modelled.Node):
 
     def follow(self, place: Place, count: int) -> None:
         """A copy chooses its source, and takes something from it."""
-        engine, rng, p = self.engine, self.world.rng, place.partition
-        if not self.is_up or rng.random() > self.pace:
+        engine, rng, p = self.engines.get(place.bucket), self.world.rng, place.partition
+        if engine is None or not self.is_up or rng.random() > self.pace:
             return
         following = engine.follow(p)
         is_busy = following is not None and following.is_busy(p)
@@ -392,7 +465,7 @@ class Node(modelled.Node):
     def run(self, following: Any, count: int) -> None:
         """Let bytes of a connection arrive at both ends."""
         if self._finds_ways(following):
-            with self.working():
+            with self.working(following.node):
                 following.link.run(count)
             following.source.owner.acknowledge()
             self.acknowledge()
@@ -406,14 +479,15 @@ class Node(modelled.Node):
 
     def tick(self) -> None:
         """A moment of its connections: no-ops are sent and answered."""
-        for following in list(self.engine.following.values()):
+        every = [one for engine in self.engines.values() for one in engine.following.values()]
+        for following in every:
             link, source = following.link, following.source
             if link.is_cut or self.world.rng.random() > 0.9 * self.pace:
                 continue
             link.producer.on_tick(source.now_ms())
             link.to_consumer += link.producer.take_replies()
             if self._finds_ways(following):
-                with self.working():
+                with self.working(following.node):
                     for _ in range(EXCHANGES_OF_A_TICK):
                         if not link.is_cut:
                             link.exchange()

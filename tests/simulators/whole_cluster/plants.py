@@ -14,8 +14,11 @@ from functools import partial
 from typing import Any, Final
 
 from millstream.cluster.aio.order_taker import OrderTaker
+from millstream.cluster.core import dropping, members, planner
+from millstream.cluster.core.elements import ClusterState
 from millstream.databases import adopted_records
 from millstream.databases.adopted_records import AdoptedRecords
+from millstream.databases.managed_engine import IndexStep, ManagedEngine
 from millstream.kv.aio.copies import Copies
 from millstream.kv.core import bucket, serving
 from millstream.kv.core.copies.agreeing_stream import AgreeingFeed
@@ -23,6 +26,7 @@ from millstream.kv.core.copies.replica_stream import Feed, Line
 from millstream.kv.core.partition.acknowledgement import Acknowledged
 from millstream.kv.core.serving import ServingRights
 from millstream.model import serving_rights
+from millstream.vsr.core.versions import NEVER
 from simulators.cluster import plants as of_decisions
 from simulators.cluster.plants import Plant, patched
 from simulators.simulation import plants as of_streams
@@ -32,6 +36,9 @@ _MAY_SERVE: Final = serving_rights.may_serve
 _USE: Final = Acknowledged._use
 _PROMISE_ALL: Final = Copies.promise_all
 _FEED_ACKNOWLEDGE: Final = Feed._acknowledge
+_CARRY_OUT: Final = ManagedEngine.carry_out
+_DROP_GONE: Final = ManagedEngine._drop_gone
+_SET_RIGHT: Final = ManagedEngine.set_right
 
 
 def _contact_of_last(node: str, branch: int, rows: Any, contacts: Any, window_ms: int) -> Any:
@@ -165,6 +172,71 @@ ENGINE: Final[dict[str, Plant]] = {
 }
 
 
+def _first_bucket(self: ManagedEngine, uuid: str) -> str:
+    return next(iter(self._buckets.served))
+
+
+async def _index_unchecked(self: ManagedEngine, bucket: str, steps: Any) -> None:
+    """Have the index do what it is told of any bucket."""
+    index = [step for step in steps if isinstance(step, IndexStep)]
+    if index and self._index is not None:
+        await self._index.carry_out(bucket, index)
+    rest = [step for step in steps if step not in index]
+    if rest:
+        await _CARRY_OUT(self, bucket, rest)
+
+
+async def _drops_by_any_maps(self: ManagedEngine, maps: Any) -> None:
+    self._newest = NEVER
+    await _DROP_GONE(self, maps)
+
+
+async def _drops_nothing(self: ManagedEngine, maps: Any) -> None:
+    """Keep buckets that are gone."""
+
+
+def _rights_of_first(self: ManagedEngine, lease_ms: int | None, *, is_admitted: bool) -> None:
+    """Take the lease of the first bucket only."""
+    managed = self._managed()
+    if lease_ms is None and managed:
+        managed[0].set_right(None, is_admitted=is_admitted)
+        return
+    _SET_RIGHT(self, lease_ms, is_admitted=is_admitted)
+
+
+def _one_replica(rows: Any, zones: Any, replicas: int) -> Any:
+    return planner.plan_rows(rows, zones, 1)
+
+
+BUCKETS: Final[dict[str, Plant]] = {
+    "bucket: an order for one is carried out in another": Plant(
+        0, ((ManagedEngine, "_name_of", _first_bucket),)
+    ),
+    "bucket: a late order makes an index part of a dropped one": Plant(
+        0, ((ManagedEngine, "carry_out", _index_unchecked),)
+    ),
+    "bucket: late maps drop new ones": Plant(
+        0, ((ManagedEngine, "_drop_gone", _drops_by_any_maps),)
+    ),
+    "bucket: nodes keep what was dropped": Plant(
+        0, ((ManagedEngine, "_drop_gone", _drops_nothing),)
+    ),
+    "bucket: who loses the session keeps the lease of others than the first": Plant(
+        0, ((ManagedEngine, "set_right", _rights_of_first),)
+    ),
+    "bucket: all get the number of copies of one": Plant(
+        0, ((members, "plan_rows", _one_replica),)
+    ),
+    "bucket: one that is being dropped is decided about": Plant(
+        0, ((ClusterState, "without_dropped", lambda self: self),)
+    ),
+    "bucket: a name is free while nodes have some of it": Plant(
+        0, ((dropping, "_may_have", lambda step, name, uuid: False),)
+    ),
+}
+"""Mistakes with several buckets; a seed that plays one bucket cannot find them."""
+
+
 @contextmanager
 def patched_everywhere(plant: Plant) -> Iterator[None]:
     """Have a mistake also where a module has imported the function by its name."""
@@ -183,7 +255,7 @@ def patched_everywhere(plant: Plant) -> Iterator[None]:
 
 PLANTS: Final[dict[str, Callable[[], Any]]] = {
     **{name: partial(patched_everywhere, one) for name, one in of_decisions.PLANTS.items()},
-    **{name: partial(patched, plant) for name, plant in ENGINE.items()},
+    **{name: partial(patched, plant) for name, plant in (ENGINE | BUCKETS).items()},
     **{f"stream: {name}": plant.make for name, plant in of_streams.PLANTS.items()},
 }
 FOUND: Final[dict[str, int]] = {
@@ -214,6 +286,11 @@ FOUND: Final[dict[str, int]] = {
     "engine: a new session serves at once": 1,
     "engine: who loses the session keeps the lease": 3,
     "engine: any branch is followed": 10,
+    "bucket: an order for one is carried out in another": 17,
+    "bucket: late maps drop new ones": 16,
+    "bucket: nodes keep what was dropped": 16,
+    "bucket: who loses the session keeps the lease of others than the first": 16,
+    "bucket: all get the number of copies of one": 16,
     "stream: memory_switch": 0,
     "stream: early_barrier": 1,
     "stream: half_is_a_majority": 1,

@@ -49,8 +49,9 @@ class Follower:
         node = None if name is None else world.nodes[name]
         if reader.link is not None and (reader.link.is_cut or reader.source.owner is not node):
             reader.disconnect()
-        if node is not None and world.connected(self, node):
-            reader.follow(node.engine, events or world.rng.choice(EVENTS))
+        engine = None if node is None else node.engines.get(self.place.bucket)
+        if node is not None and engine is not None and world.connected(self, node):
+            reader.follow(engine, events or world.rng.choice(EVENTS))
             node.acknowledge()
         elif world.rng.random() < 0.2:
             reader.disconnect()
@@ -71,7 +72,7 @@ class Follower:
         """Whether it has all that the active copy has, and knows in which history."""
         active = self.world.record(self.place).active
         assert active is not None
-        copy = self.world.nodes[active].engine.copies[self.place.partition]
+        copy = self.world.nodes[active].copy(self.place)
         position, log = self.reader.stands()
         is_at_end = position.seqno == position.snap_end == copy.end
         same = log[:1] == copy.partition.failover_log[:1]
@@ -81,7 +82,7 @@ class Follower:
     def check_end(self) -> None:
         active = self.world.record(self.place).active
         assert active is not None
-        history = self.world.nodes[active].engine.copies[self.place.partition].history()
+        history = self.world.nodes[active].copy(self.place).history()
         found, right = self.reader.values(), replay(history)
         is_short = self.waits_for_copies()
         assert is_short or found == right, f"{self.reader.name} has {found}, right is {right}"

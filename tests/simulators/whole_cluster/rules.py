@@ -64,10 +64,11 @@ class Known:
 
 def check_right(node: Node, place: Place) -> None:
     """Who serves has a lease, or contact; see `model.serving_rights`."""
-    right, engine = node.right(place), node.engine
+    right = node.right(place)
     if not right.is_given:
         return
-    taker, now_ms, p = engine.taker, node.now_ms(), place.partition
+    engine, taker = node.engines[place.bucket], node.taker
+    now_ms, p = node.now_ms(), place.partition
     lease_ms = taker._lease_ms
     has_lease = lease_ms is not None and now_ms < lease_ms
     if right.by_lease and not (taker.boots and node.was_admitted(taker.boots) and has_lease):

@@ -15,6 +15,9 @@ FAULTS = modelled.FAULTS | {"fill": 5, "slow": 5, "lose_way": 6}
 WRONG = (AssertionError, MillstreamError, KeyError, IndexError, ValueError, RuntimeError)
 """What a schedule may raise that finds something."""
 BEGINNING_TURNS_MAX = 400
+SEEDS_OF_A_KIND = 16
+"""So many seeds play one bucket, the next ones several, and so on."""
+BUCKETS_MAX = 3
 
 
 class Schedule(modelled.Schedule):
@@ -25,12 +28,16 @@ class Schedule(modelled.Schedule):
 
     def __init__(self, seed: int) -> None:
         super().__init__(seed)
+        self.has_buckets = seed // SEEDS_OF_A_KIND % 2 == 1
         self.weights |= {
             "read_on": 8.0, "tend": 1.5, "write": 9.0, "turn": self.rng.choice((0.5, 2.0, 6.0)),
         }  # fmt: skip
 
     def run(self, steps: int) -> None:
         self.begin()
+        if self.has_buckets:
+            self.world.make_bucket()
+            self.weights |= {"make_bucket": 0.7, "drop_bucket": 0.5}
         self.world.go_wrong()
         super().run(steps)
 
@@ -58,7 +65,7 @@ class Schedule(modelled.Schedule):
     def repair(self, node: Node) -> None:
         super().repair(node)
         for one in self.world.all_nodes():
-            if one.engine.is_full and self.rng.random() < 0.5:
+            if one.is_full and self.rng.random() < 0.5:
                 one.free()
             if self.rng.random() < 0.3:
                 one.pace = 1.0
@@ -82,6 +89,13 @@ class Schedule(modelled.Schedule):
     def tend(self, node: Node) -> None:
         if node.is_up:
             node.tend()
+
+    def make_bucket(self, _: Node) -> None:
+        if len({place.bucket for place in self.world.places}) < BUCKETS_MAX:
+            self.world.make_bucket()
+
+    def drop_bucket(self, _: Node) -> None:
+        self.world.drop_bucket()
 
     def read_on(self, _: Node) -> None:
         self.rng.choice(self.world.followers).step()

@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from millstream.cluster.core.orders import Place
 from millstream.model.cluster_maps import DataRecord
 from simulators.cluster import truth as modelled
+from simulators.cluster.truth import WrongError
 from simulators.simulation import truth as of_changes
 from simulators.simulation.truth import replay
 from simulators.whole_cluster.rules import check_left, check_right
 
 if TYPE_CHECKING:
+    from simulators.whole_cluster.node import Node
     from simulators.whole_cluster.world import World
 
 
@@ -28,6 +30,17 @@ class Truth(modelled.Truth, of_changes.Truth):
         """The records in the map at the last look."""
         self.excused: set[Place] = set()
         """Changes that were persisted may be lost of these: a promotion said so, or a disk was."""
+
+    def take(self, place: Place) -> None:
+        """A bucket is made."""
+        for known in (self.acked, self.plain, self.reported, self.crashed, self.histories):
+            empty: Any = known[next(iter(known))]
+            known[place] = type(empty)()  # type: ignore[assignment]
+
+    def dropped(self, node: Node, bucket: str) -> None:
+        """A node deletes a bucket: only one that was dropped."""
+        if any(place.bucket == bucket for place in self.world.places):
+            raise WrongError(f"{node.name} deletes {bucket}, which nobody has dropped")
 
     def excuse(self, place: Place, kept: frozenset[str]) -> None:
         super().excuse(place, kept)
@@ -52,15 +65,20 @@ class Truth(modelled.Truth, of_changes.Truth):
         super().check_end()
         world = self.world
         for node in world.all_nodes():
-            for copy in node.engine.copies:
+            for copy in node.every_copy():
                 copy.check("at the end")
         for place in world.places:
             active = world.record(place).active
             assert active is not None
-            right = replay(world.nodes[active].engine.copies[place.partition].history())
+            right = replay(world.nodes[active].copy(place).history())
             for name in world.record(place).row:
                 if name is not None:
-                    copy = world.nodes[name].engine.copies[place.partition]
+                    copy = world.nodes[name].copy(place)
                     assert copy.values() == right, f"{copy.name}: {copy.values()}, {right}"
+        state = world.space.state()
+        for name in state.members("data"):
+            left = world.nodes[name].engines.keys() - state.buckets.keys()
+            if left:
+                raise WrongError(f"{name} still has {sorted(left)}, which were dropped")
         for follower in world.followers:
             follower.check_end()

@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 from typing import TYPE_CHECKING, Any
 
+from millstream.cluster.core.orders import Place
 from millstream.cluster.core.settings import SESSION_TTL_MS
 from millstream.cluster.core.step import View
 from millstream.model.cluster_maps import DataRecord
@@ -37,6 +38,8 @@ class World(modelled.World):
         self.beats: dict[str, int] = {}
         """When coordination heard of the session of a node."""
         self.beaten_ms = 0
+        self.gone: dict[Place, DataRecord] = {}
+        """The last records of buckets that were dropped."""
         self.crashes = 0.0
         """How likely a node dies at an effect of its disk."""
         self.lost_ways: set[tuple[str, str]] = set()
@@ -54,7 +57,8 @@ class World(modelled.World):
 
     @property
     def partition_count(self) -> int:
-        return len(self.places)
+        """Of the first bucket."""
+        return sum(place.bucket == BUCKET for place in self.places)
 
     @property
     def now_ns(self) -> int:
@@ -129,14 +133,55 @@ class World(modelled.World):
         """Whether something that is sent arrives; perhaps nothing comes back."""
         return super().connected(one, node) and self.hears(node, one)
 
+    # ---- buckets
+
+    def a_bucket(self) -> str:
+        uuids = list(dict.fromkeys(place.bucket for place in self.places))
+        return uuids[0] if len(uuids) == 1 else self.rng.choice(uuids)
+
+    def record(self, place: Place) -> DataRecord:
+        """Return the newest; of a bucket that is gone, the last one."""
+        return super().record(place) if place.bucket in self.state().data else self.gone[place]
+
+    def make_bucket(self) -> None:
+        """Somebody makes a bucket, with a number of copies of its own."""
+        number = next(self.numbers)
+        uuid, name = f"{number:032x}", self.rng.choice(("extra", "more"))
+        partitions, replicas = self.rng.choice((1, 2)), self.rng.choice((0, 1, 2))
+        if not self.request(
+            "create_bucket", name=name, uuid=uuid, partitions=partitions,
+            replicas=replicas, index_replicas=self.rng.choice((0, 1)),
+        ):  # fmt: skip
+            return
+        for p in range(partitions):
+            place = Place(uuid, p)
+            self.truth.take(place)
+            self.places.append(place)
+            self.followers.append(Follower(self, len(self.followers), place))
+
+    def drop_bucket(self) -> None:
+        """Somebody drops one of the buckets that were made."""
+        extra = sorted({place.bucket for place in self.places} - {BUCKET})
+        if not extra:
+            return
+        uuid = self.rng.choice(extra)
+        records = {place: self.record(place) for place in self.places if place.bucket == uuid}
+        if self.request("drop_bucket", uuid=uuid):
+            self.gone |= records
+            self.places[:] = [place for place in self.places if place.bucket != uuid]
+            self.followers = [one for one in self.followers if one.place.bucket != uuid]
+            for gateway in self.gateways:
+                gateway.forget(uuid)
+
     # ---- messages
 
     def decided(self, who: Orchestrator, view: View) -> None:
         """Whole maps go to nodes that do not have them."""
         for name in sorted(view.answered):
-            keys = self.nodes[name].engine.managed.keys() if self.nodes[name].is_up else {}
+            keys = self.nodes[name].managed.keys() if self.nodes[name].is_up else {}
             item = ("maps", who, name, view.state)
-            is_behind = any(keys.get(one) != view.state.data[one].key for one in view.state.data)
+            data = view.state.without_dropped().data
+            is_behind = any(keys.get(one) != data[one].key for one in data) or keys.keys() - data
             if is_behind and item not in self.flying and self.rng.random() < 0.9:
                 self.flying.append(item)
 

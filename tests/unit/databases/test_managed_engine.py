@@ -14,6 +14,7 @@ from millstream.cluster.aio.local_engine import ClusterMaps, LocalEngine
 from millstream.cluster.core.admission import (
     Activate,
     Adopt,
+    AdoptIndex,
     Freeze,
     Promise,
     Remove,
@@ -507,29 +508,33 @@ async def test_a_bucket_is_unknown_and_not_missing_until_the_cluster_has_told(
     await node.stop()
 
 
+class IndexDouble:
+    """Keeps the steps that it is told."""
+
+    def __init__(self) -> None:
+        self.steps: list[object] = []
+
+    def parts(self) -> dict[str, dict[int, PartReport]]:
+        return {UUID: {}}
+
+    def index_record(self, place: Place) -> IndexRecord | None:
+        return IndexRecord(MapKey(2, place.partition), None)
+
+    async def carry_out(self, bucket: str, steps: Sequence[IndexStep]) -> None:
+        self.steps += steps
+
+    async def take_maps(self, *_: object) -> None: ...
+
+    def set_lease(self, lease_ms: int | None) -> None: ...
+
+
+async def delete_nothing(_: str) -> None: ...
+
+
 async def test_steps_of_the_index_go_to_the_index(cluster: ManagedNodes, tmp_path: Path) -> None:
-    class Index:
-        def __init__(self) -> None:
-            self.steps: list[object] = []
-
-        def parts(self) -> dict[str, dict[int, PartReport]]:
-            return {UUID: {}}
-
-        def index_record(self, place: Place) -> IndexRecord | None:
-            return IndexRecord(MapKey(2, place.partition), None)
-
-        async def carry_out(self, bucket: str, steps: Sequence[IndexStep]) -> None:
-            self.steps += steps
-
-        async def take_maps(self, *_: object) -> None: ...
-
-        def set_lease(self, lease_ms: int | None) -> None: ...
-
-    async def delete(_: str) -> None: ...
-
-    index = Index()
+    index = IndexDouble()
     buckets = cluster.nodes["a"].buckets
-    engine = ManagedEngine("a", buckets, tmp_path, delete=delete, index=index)
+    engine = ManagedEngine("a", buckets, tmp_path, delete=delete_nothing, index=index)
     await engine.carry_out(UUID, [Freeze(HERE), Promise(HERE, 99, False, True), StopPart(HERE)])
     assert index.steps == [Freeze(HERE), StopPart(HERE)]
     assert cluster.nodes["a"].partition().last_branch == 99
@@ -538,6 +543,20 @@ async def test_steps_of_the_index_go_to_the_index(cluster: ManagedNodes, tmp_pat
     with pytest.raises(ConditionError) as caught:
         await cluster.nodes["a"].engine.carry_out(UUID, [Freeze(HERE)])
     assert caught.value.code == "not_indexed"
+
+
+async def test_a_late_order_makes_no_index_part_of_a_bucket_that_was_dropped(
+    cluster: ManagedNodes, tmp_path: Path
+) -> None:
+    index, gone = IndexDouble(), Place("f" * 32, 0)
+    buckets = cluster.nodes["a"].buckets
+    engine = ManagedEngine("a", buckets, tmp_path, delete=delete_nothing, index=index)
+    order = AdoptIndex(gone, IndexRecord(MapKey(1, 1), "a"))
+    for step in (order, Freeze(gone), StopPart(gone)):
+        with pytest.raises(ConditionError) as caught:
+            await engine.carry_out(gone.bucket, [step])
+        assert caught.value.code == "bucket_not_found"
+    assert index.steps == []
     with pytest.raises(ConditionError) as caught:
         await engine.carry_out("f" * 32, [Promise(Place("f" * 32, 0), 1, False, True)])
     assert caught.value.code == "bucket_not_found"
