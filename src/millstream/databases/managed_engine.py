@@ -303,6 +303,9 @@ class ManagedEngine:
                     raise ConditionError(message, code="not_managed")
                 every = cast(Sequence[Adopt], steps)
                 await adopted.adopt({step.place.partition: step.record for step in every})
+                for step in every:
+                    if self._node in step.record.building:
+                        self._is_copied(name, step.place.partition)  # begin
             case Promise() | Activate():
                 with_branch = cast(Sequence[Promise | Activate], steps)
                 branches = {step.place.partition: step.branch for step in with_branch}

@@ -482,6 +482,10 @@ async def test_a_copy_being_built_is_whole_once_what_is_beside_its_log_is_here(
     is_here = True
     assert [one.standing.is_whole for one in engine.copies()[UUID].values()] == [True, True]
     assert asked == {("b", 0)}, "a copy that counts is not doubted"
+    asked.clear()
+    record = replace(built, at=MapKey(2, 2))
+    await engine.carry_out(UUID, [Adopt(Place(UUID, 0), record), Adopt(Place(UUID, 1), record)])
+    assert asked == {("b", 0), ("b", 1)}, "it begins before it is asked to report"
     await engine.stop()
     await node.stop()
 

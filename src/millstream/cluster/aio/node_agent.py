@@ -41,7 +41,7 @@ from millstream.cluster.core.elements import (
     boots_path,
     live_path,
 )
-from millstream.cluster.core.settings import SESSION_BEAT_MS, SESSION_TTL_MS
+from millstream.cluster.core.settings import SESSION_BEAT_MS, SESSION_MS_MAX, SESSION_TTL_MS
 from millstream.cluster.core.writes import open_session, put_node
 from millstream.coordination.aio.client.async_client import AsyncClient
 from millstream.coordination.core.client.errors import MissingError
@@ -59,8 +59,6 @@ RETRY_S: Final = 0.3
 """Pause before the next session, and before what runs in it is started again."""
 RETRY_S_MAX: Final = 5.0
 """Longest pause, if sessions were opened and the maps could not be taken."""
-SESSION_S_MAX: Final = 10.0
-"""The coordination service gives no session more time, unless it is set to."""
 Connect = Callable[[float, Callable[[], None]], AsyncClient]
 """Returns a client, given its session's time-out in seconds and what is called if it is lost."""
 
@@ -147,7 +145,7 @@ class NodeAgent:
                 self._leave()
                 lost.set_result(why)
 
-        seconds = min(self._ttl_ms / 1000, SESSION_S_MAX)
+        seconds = min(self._ttl_ms, SESSION_MS_MAX) / 1000
         tasks = Tasks()
         async with self._connect(
             seconds, lambda: lose("the coordination service ended the session")

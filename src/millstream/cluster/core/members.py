@@ -42,7 +42,7 @@ from millstream.cluster.core.fail_over import is_allowed, serving
 from millstream.cluster.core.orders import Place
 from millstream.cluster.core.planner import plan_index, plan_rows, rows_led_by_others
 from millstream.cluster.core.quorums import judge_rows
-from millstream.cluster.core.settings import FAILED_MS_MIN
+from millstream.cluster.core.settings import FAILED_MS_MIN, SESSION_MS_MAX
 from millstream.cluster.core.step import EndSession, Step
 from millstream.cluster.core.writes import Txn, put_members
 
@@ -168,6 +168,7 @@ def _failing(step: Step) -> list[tuple[str, FailOver]]:
         for name, node in sorted(state.nodes.items())
         if node.state in ("in", "leaving") and is_silent(step, name)
     ]
+    gone = _silent_for_long(step, gone)
     if step.view.starting.intersection(gone):
         step.note("this node has just started: silent nodes may be starting, too")
         gone = [name for name in gone if name not in step.view.starting]
@@ -194,6 +195,18 @@ def _failing(step: Step) -> list[tuple[str, FailOver]]:
             counted.add(node.zone)
             found.append((name, replace(failover, is_counted=is_counted)))
     return found
+
+
+def _silent_for_long(step: Step, gone: list[str]) -> list[str]:
+    """Return the nodes that are silent for longer than the time-out that is set."""
+    now_ms, memory = step.view.now_ms, step.memory
+    memory.silent = {name: memory.silent.get(name, now_ms) for name in gone}
+    patience_ms = step.state.settings.session_ttl_ms - SESSION_MS_MAX
+    late = [name for name in gone if now_ms - memory.silent[name] >= patience_ms]
+    for name in set(gone) - set(late):
+        left_s = (patience_ms - now_ms + memory.silent[name]) / 1000
+        step.note(f"{step.state.nodes[name].name} is silent: {left_s:.0f} s are left to it")
+    return late
 
 
 def _is_zone_gone(state: ClusterState, zone: str, gone: list[str]) -> bool:

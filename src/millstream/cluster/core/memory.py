@@ -96,6 +96,8 @@ class Memory:
     """Branch of a promotion that this reign saw through."""
     handed: dict[Place, int] = field(default_factory=dict)
     """When a take-over was last asked for."""
+    silent: dict[str, int] = field(default_factory=dict)
+    """Members without a session that nobody hears, and since when this orchestrator knows."""
     unreached: dict[str, int] = field(default_factory=dict)
     """Nodes with a session that something waits for, and since when they have not answered."""
     stopped: dict[Place, Stopped] = field(default_factory=dict)

@@ -30,6 +30,7 @@ __all__ = [
     "PART_STOPPED_MS_MAX",
     "REPORT_INTERVAL_MS",
     "SESSION_BEAT_MS",
+    "SESSION_MS_MAX",
     "SESSION_TTL_MS",
     "STALLED_AFTER_MS",
     "STARTING_MS",
@@ -44,6 +45,9 @@ __all__ = [
 SESSION_TTL_MS: Final = 900
 """Time without a beat after which the coordination service ends the session of a node. A node
 that stands still for 0.4 s keeps its lease: that is what is left of it after a beat's time."""
+SESSION_MS_MAX: Final = 10_000
+"""The coordination service gives no session more time. If `session_ttl_ms` is larger, sessions
+and leases last so long, and the orchestrator waits for the rest before it fails a node over."""
 SESSION_BEAT_MS: Final = 250
 LOCK_TTL_MS: Final = 900
 REPORT_INTERVAL_MS: Final = 500

@@ -199,7 +199,7 @@ class Coordinator:
             )  # fmt: skip
             await in_thread(node.groups.remove_unknown, frozenset(node.pool.pool.hosted))
             await node._listen(stack)
-            node._share_users(stack)
+            node._share_users(stack, has_begun=not join)
             await node._listen_for_files(stack)
             stack.push_async_callback(node._tasks.stop)
             node._tasks.start(node._mark(), name="marking that the node works")
@@ -255,7 +255,7 @@ class Coordinator:
             )
             stack.callback(server.close)
 
-    def _share_users(self, stack: AsyncExitStack) -> None:
+    def _share_users(self, stack: AsyncExitStack, *, has_begun: bool) -> None:
         """Keep the users of this node and of the others the same, if both were reached."""
         host, port = self._listening.host, self._listening.coord_port
         if self._listening.coord is None or self._listening.peer is None or not host:
@@ -268,7 +268,7 @@ class Coordinator:
         )  # fmt: skip
         shared = SharedUsers(
             self._users, self.requests, connect, lambda: bool(self.pool.pool.tables.others()),
-            self._guard.drop_soon, has_secret=bool(self._secret),
+            self._guard.drop_soon, has_secret=bool(self._secret), has_begun=has_begun,
         )  # fmt: skip
         stack.push_async_callback(shared.close)
         self._guard.shared = shared

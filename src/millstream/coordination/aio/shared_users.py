@@ -6,7 +6,8 @@ Invariants:
    it. A node without a member asks others for it, `SHARED_FAR_S` later.
 2. A change that was made on one node alone, as over HTTP, is copied to the element until it is
    there.
-3. Each node decides alone about users that the element does not name.
+3. The node that began the pool writes the users that it has when other nodes join. Later each
+   node decides alone about users that the element does not name.
 
 Elsewhere: the value (`access.shared_record`), the record (`access.users`), the callers
 (`aio.user_guard`).
@@ -47,7 +48,7 @@ SHARED_S: Final = 2.0
 """How often a node looks at what is shared."""
 CHANGE_TRIES: Final = 10
 """How often a change is made again because another one came between."""
-SHARED_FAR_S: Final = 30.0
+SHARED_FAR_S: Final = 5.0
 """The same interval for a node that is not a member of the group: it asks other nodes."""
 _GET: Final = (b"GET", USERS_PATH, b"CAS")
 _IN_SYSTEM_GROUP: Final = (b"CREATENAMESPACE", _ROOT, b"GROUP", b"%d" % FIRST_GROUP)
@@ -63,6 +64,7 @@ class SharedUsers:
         connect: makes a client of the group, an administrator, for a change.
         is_shared: whether there are other nodes.
         has_secret: whether nodes log in to each other, as they have to where there are users.
+        has_begun: whether this node began the pool; else it has joined that of others.
         on_user_changed: told in the loop whose connections are to be closed.
     """
 
@@ -75,6 +77,7 @@ class SharedUsers:
         on_user_changed: Callable[[str], None],
         *,
         has_secret: bool,
+        has_begun: bool = False,
     ) -> None:
         self._users, self._backend, self._connect = users, backend, connect
         self._has_secret = has_secret
@@ -83,6 +86,8 @@ class SharedUsers:
         self.is_shared, self._on_user_changed = is_shared, on_user_changed
         self._seen = NEVER
         self._unshared: dict[str, None] = {}
+        self._is_first = has_begun and has_secret and not is_shared()
+        """Nobody else has joined yet: the users of this node are to be those of all."""
         self._failure = ""
         self._tasks = Tasks()
 
@@ -160,6 +165,9 @@ class SharedUsers:
                 self._failure = str(error)
 
     async def _look(self) -> None:
+        if self._is_first:
+            await self._begin()
+            self._is_first = False
         for name in list(self._unshared) if self._has_secret else ():
             user = self._users.get(name)
             await self._change(name, partial(_become, user))
@@ -171,6 +179,16 @@ class SharedUsers:
             async with self._connect() as client:
                 found = await _read(client)
         await self._adopt(*found)
+
+    async def _begin(self) -> None:
+        """Write the users of this node: until now it was alone, so what it has is the newest."""
+        async with self._connect() as client:
+            known = (await _read(client))[1]
+        here = self._users.all()
+        names = sorted(known.keys() | here.keys()) if known else list(here)[:1]  # names all
+        for name in names:
+            if known.get(name) != here.get(name):
+                await self._change(name, partial(_become, here.get(name)))
 
     async def _known_here(self) -> tuple[Version, SharedRecord] | None:
         """Return what this node's member of the group has. None if it has nothing, or not yet."""

@@ -25,7 +25,7 @@ from millstream.cluster.core.members import (
     make_plan,
     tend_members,
 )
-from millstream.cluster.core.settings import FAILED_MS_MIN, Settings
+from millstream.cluster.core.settings import FAILED_MS_MIN, SESSION_MS_MAX, Settings
 from millstream.cluster.core.step import Decision, Step
 from support.cluster.scene import Scene, copy_report, written
 
@@ -65,6 +65,20 @@ def test_a_silent_node_is_failed_over_counted_and_listed() -> None:
     assert any(
         word[:2] == (b"LIST", b"APPEND") and word[2] == FAILOVERS.encode() for word in words
     )
+
+
+def test_a_time_out_above_that_of_sessions_is_waited_for() -> None:
+    scene = Scene()
+    scene.set(settings=Settings(session_ttl_ms=SESSION_MS_MAX + 20_000))
+    scene.lose("a")
+    begun = scene.view().now_ms
+    for passed, wanted in ((0, None), (19_999, None), (20_000, "failed")):
+        step = Step(scene.view()._replace(now_ms=begun + passed), scene.memory)
+        txn = tend_members(step)
+        assert (txn is not None) == (wanted is not None), passed
+    assert scene.memory.silent == {"a": begun}
+    tend_members(Step(Scene().view(), scene.memory))
+    assert scene.memory.silent == {}, "it is heard again"
 
 
 @pytest.mark.parametrize(

@@ -79,3 +79,40 @@ async def test_a_change_at_one_node_reaches_all(
         assert b"s3cret" not in kept
         assert b'"bob":null' in kept
     assert nodes.fatal == []
+
+
+async def test_users_from_before_others_joined_are_those_of_all(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(shared_users, "SHARED_S", 0.02)
+    monkeypatch.setattr(shared_users, "SHARED_FAR_S", 0.05)
+    nodes = NodesWithUsers(tmp_path)
+    nodes.users[0].put("ada", "pw", ["admin"])
+    nodes.users[0].put("bob", "s3cret", ["read:b"])
+    nodes.users[1].put("ada", "other", ["admin"])
+    nodes.users[1].put("eve", "pw", ["read:b"])
+    async with nodes:
+        await nodes.until_all("ada", "pw")
+        await nodes.until_all("bob", "s3cret")
+        assert [bool(one.get("eve")) for one in nodes.users] == [False, True, False]
+    assert nodes.fatal == []
+
+
+async def test_what_changed_while_a_node_was_alone_is_newer_than_what_was_shared(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(shared_users, "SHARED_S", 0.02)
+    async with NodesWithUsers(tmp_path) as nodes:
+        for name in ("ada", "bob", "joe"):
+            await nodes.change(0, UserChange(name, "pw", ("admin",)))
+        await nodes.until_all("joe", "pw")
+        shared = nodes.running[0]._guard.shared
+        assert shared is not None
+        shared._is_first = True  # as one that has started alone
+        monkeypatch.setattr(shared, "is_shared", lambda: False)
+        assert await nodes.change(0, UserChange("bob", "new")) == b"+OK"
+        assert await nodes.change(0, "joe") == b"+OK"
+        monkeypatch.undo()
+        await nodes.until_all("bob", "new")
+        await until(lambda: not any(one.get("joe") for one in nodes.users))
+    assert nodes.fatal == []

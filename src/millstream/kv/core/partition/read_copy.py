@@ -213,8 +213,9 @@ class ReadCopy:
         assert acknowledged is not None
         return (
             f"{acknowledged.following + 1} of {len(acknowledged.row) + 1} copies are there, and "
-            f"{acknowledged.majority} are a majority; bring the others back, or take lost nodes "
-            "out of the map (millstream cluster promote --drop NODE)"
+            f"{acknowledged.majority} are a majority; bring the others back. If they are lost: "
+            "`millstream cluster rebalance` makes new copies in a managed cluster; elsewhere "
+            "`millstream cluster promote --drop NODE` takes nodes out of the map"
         )
 
     def add_reader(self, reader: Reader) -> None:
