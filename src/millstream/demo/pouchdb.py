@@ -8,6 +8,8 @@ Invariants:
    while documents are read, it drops the rows that wait, but still stores those documents, goes on
    behind the rows that it dropped, and notes that as its checkpoint. Here an error cancels the
    replication, so that it notes nothing more, and another one begins at the checkpoint.
+2. PouchDB handles nowhere that the question fails by which it shows its progress, and node ends by
+   that. Here it is noted only: the replication goes on.
 
 Elsewhere: the play (`cluster`).
 """
@@ -42,12 +44,16 @@ let errors = 0;
 let isOver = false;
 let live = null;
 const pause = () => new Promise((resolve) => setTimeout(resolve, RETRY_MS));
+function note(error) {
+  errors += 1;
+  process.stderr.write(`${error.name}: ${error.message}: ${error.reason}\\n`);
+}
+process.on('unhandledRejection', note);
 function pull(options) {
   const one = db.replicate.from(remote, { batch_size: 500, ...options });
   one.on('error', (error) => {
     one.cancel();
-    errors += 1;
-    process.stderr.write(`${error.name}: ${error.message}: ${error.reason}\\n`);
+    note(error);
   });
   return one;
 }

@@ -261,10 +261,7 @@ class _Run:
         wrong += self._stop.wrong
         wrong += members.odd_copies()
         wrong += self._unequal_replicas(expected)
-        if self._pouch is not None:
-            found = {key: number_of(doc) for key, doc in self._pouch.documents().items()}
-            theirs = {key: number for key, number in found.items() if number}
-            wrong += _differences("PouchDB", theirs, expected)
+        wrong += self._unequal_pouch(expected)
         wrong += members.log_faults()
         if members.counts["ended by itself"]:
             wrong.append(f"{members.counts['ended by itself']} nodes ended by themselves")
@@ -302,6 +299,16 @@ class _Run:
             except AssertionError as error:
                 wrong.append(str(error))
         return wrong
+
+    def _unequal_pouch(self, expected: Mapping[str, int]) -> list[str]:
+        if self._pouch is None:
+            return []
+        try:
+            found = {key: number_of(doc) for key, doc in self._pouch.documents().items()}
+        except MillstreamError as error:
+            log = (self._folder / "pouchdb.log").read_text()
+            return [f"{error}: {log[-2000:]}"]
+        return _differences("PouchDB", {k: n for k, n in found.items() if n}, expected)
 
     def _unequal_replicas(self, expected: Mapping[str, int]) -> list[str]:
         """Ask every copy for every document."""

@@ -16,8 +16,12 @@ from millstream.demo.followers import TableFollower
 from millstream.pipelines import local_session
 from simulators.coordination_faults.nodes import LOGIN
 from support.cluster.managed_nodes import BUCKET
+from support.node.waiting import until
 
 __all__ = ["SparkFollower"]
+
+BEGUN_S_MAX = 180.0
+"""Until the first batch: a busy machine starts Python for Spark slowly."""
 
 
 class SparkFollower:
@@ -29,6 +33,11 @@ class SparkFollower:
         stack.callback(session.stop)
         self._table = TableFollower(session, ",".join(kvs), BUCKET, folder / "spark")
         stack.callback(self._table.query.stop)
+        until(self._has_begun, wait_s=BEGUN_S_MAX)
+
+    def _has_begun(self) -> bool:
+        self.check()
+        return self._table.applied["puts"] > 0
 
     def check(self) -> None:
         """Fail if it ended."""

@@ -44,9 +44,13 @@ FAILING = (1000, 2500)
 
 
 class FailingDatabase:
-    """Answers as CouchDB; `_changes` fails while PouchDB reads earlier documents."""
+    """Answers as CouchDB; `_changes` fails while PouchDB reads earlier documents.
 
-    def __init__(self) -> None:
+    `hangs_up`: of its answers about itself each second one ends with the connection.
+    """
+
+    def __init__(self, *, hangs_up: bool) -> None:
+        self.hangs_up, self.asked = hangs_up, 0
         self.failed = {since: asyncio.Event() for since in FAILING}
         self.is_read = asyncio.Event()
         self._checkpoint: dict[str, Any] | None = None
@@ -61,7 +65,11 @@ class FailingDatabase:
         ])  # fmt: skip
         return app
 
-    async def _info(self, _: web.Request) -> web.Response:
+    async def _info(self, request: web.Request) -> web.Response:
+        self.asked += 1
+        if self.hangs_up and self.asked % 2 == 0:  # the first one of a replication is needed
+            assert request.transport is not None
+            request.transport.abort()
         return web.json_response({"db_name": "b", "update_seq": ROWS, "doc_count": ROWS})
 
     async def _changes(self, request: web.Request) -> web.Response:
@@ -105,10 +113,11 @@ class FailingDatabase:
 
 
 @pytest.mark.skipif(find_pouchdb() is None, reason="tests/npm is not installed")
+@pytest.mark.parametrize("hangs_up", [False, True])
 async def test_no_row_is_passed_over_where_changes_fail_while_documents_are_read(
-    tmp_path: Path,
+    tmp_path: Path, *, hangs_up: bool
 ) -> None:
-    folder, database = find_pouchdb(), FailingDatabase()
+    folder, database = find_pouchdb(), FailingDatabase(hangs_up=hangs_up)
     assert folder is not None
     async with TestServer(database.app()) as server:
         url = str(server.make_url("/b"))
