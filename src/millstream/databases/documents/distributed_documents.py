@@ -78,9 +78,11 @@ from millstream.gateway.core.api.stored import (
 )
 from millstream.kv.core.bucket import Bucket
 
-__all__ = ["DistributedDocuments"]
+__all__ = ["COMPACT_S_MAX", "DistributedDocuments"]
 
 _LOG = logging.getLogger(__name__)
+COMPACT_S_MAX: Final = 5.0
+"""How long another node may take to begin a compaction; then it is left out."""
 _A = TypeVar("_A")
 _EPOCH_US: Final = 1_000_000_000_000_000
 _SPAN_US: Final = 1_000_000_000_000_000
@@ -308,8 +310,9 @@ class DistributedDocuments:
 
 async def _try_to_compact(bucket: str, node: RemoteNode, uuid: str) -> None:
     try:
-        await node.ask(Compact(uuid), Done)
-    except MillstreamError as error:
+        async with asyncio.timeout(COMPACT_S_MAX):
+            await node.ask(Compact(uuid), Done)
+    except (MillstreamError, TimeoutError) as error:
         _LOG.warning("bucket %s is not compacted on node %s: %s", bucket, node.at, error)
 
 

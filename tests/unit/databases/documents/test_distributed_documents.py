@@ -8,10 +8,12 @@ from pathlib import Path
 import pytest
 
 from millstream.databases import routing
+from millstream.databases.documents import distributed_documents, local_node
 from millstream.databases.documents import distributed_reads as distributed_reads
-from millstream.databases.documents import local_node
 from millstream.documents.purge_list import Purged
+from millstream.documents.sent import Sent, parse_sent
 from millstream.documents.stored import Attachment, Content, StoredDocument
+from millstream.documents.updating import interactive
 from millstream.errors import ConditionError, MillstreamError, UnavailableError
 from millstream.gateway.core.api.documents import Decide, LocalDocument, Written
 from millstream.gateway.core.api.stored import (
@@ -296,3 +298,61 @@ async def test_a_long_list_comes_in_portions(
     nodes.network.answers["b"] = Done()
     with pytest.raises(UnavailableError):
         await nodes["a"].distributed.locals(BUCKET)
+
+
+async def replaced_once(nodes: SharingNodes, doc_id: str) -> list[str]:
+    """Write a document twice, durably; return its revisions."""
+    revs: list[str] = []
+    for n in range(2):
+        rev = f',"_rev":"{revs[-1]}"' if revs else ""
+        sent = parse_sent(f'{{"n":{n}{rev}}}'.encode())
+
+        def decide(document: StoredDocument | None, sent: Sent = sent) -> StoredDocument | None:
+            change = interactive(document, sent, revs_limit=1000)
+            revs.append(change.rev)
+            return change.document
+
+        [made] = await nodes["a"].distributed.update(BUCKET, [(doc_id, decide)], is_durable=True)
+        assert isinstance(made, Written)
+    return revs
+
+
+async def test_either_node_reads_old_revisions_and_both_forget_them(nodes: SharingNodes) -> None:
+    for owner in "ab":
+        doc_id = nodes.id_at(owner, "old-")
+        old, new = await replaced_once(nodes, doc_id)
+        for node in nodes.all:
+            found = await node.distributed.old(BUCKET, doc_id, [old], lists_all=True)
+            assert found.revs == [new, old]
+            [(document, has)] = found.documents
+            assert has == [old]
+            assert document.contents[old].body == b'{"n":0}'
+    await nodes["a"].distributed.compact(BUCKET)
+    for owner in "ab":
+        for node in nodes.all:
+            doc_id = nodes.id_at(owner, "old-")
+            found = await node.distributed.old(BUCKET, doc_id, [], lists_all=True)
+            assert len(found.revs) == 1
+    for node in nodes.all:
+        compactor = node.running.compactor
+        assert compactor.is_running or compactor.statistics().passes_total
+
+
+async def test_an_owner_that_cannot_be_asked_is_not_shown_as_having_no_old_revisions(
+    nodes: SharingNodes,
+) -> None:
+    nodes.network.down.add("b")
+    with pytest.raises(UnavailableError, match="b is down"):
+        await nodes["a"].distributed.old(BUCKET, nodes.id_at("b"), [], lists_all=True)
+
+
+async def test_a_node_that_does_not_answer_is_left_out_of_a_compaction(
+    nodes: SharingNodes, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    doc_id = nodes.id_at("a", "old-")
+    await replaced_once(nodes, doc_id)
+    monkeypatch.setattr(distributed_documents, "COMPACT_S_MAX", 0)
+    await nodes["a"].distributed.compact(BUCKET)
+    assert len((await nodes["b"].distributed.old(BUCKET, doc_id, [], lists_all=True)).revs) == 1
+    nodes.network.down.add("b")
+    await nodes["a"].distributed.compact(BUCKET)

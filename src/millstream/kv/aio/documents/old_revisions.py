@@ -1,7 +1,8 @@
 """Searches the log of a bucket for contents of old revisions; and the end of them at a compaction.
 
 Invariants:
-1. One search of a bucket runs at a time, in a thread; `SEARCHES_WAITING_MAX` wait at most.
+1. One search of a bucket runs at a time, in a thread; `SEARCHES_WAITING_MAX` wait at most. It
+   rests after each 2 ms, as long, so the loop waits no longer.
 2. What had been replaced when the bucket was compacted on request is not found any more, also
    after a restart. What history has passed is not found either: compaction and the sweep of
    attachments may take it at any time.
@@ -13,8 +14,9 @@ compaction (`kv.aio.compactor`).
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from functools import partial
+from time import sleep, thread_time
 from typing import Final
 
 import msgspec
@@ -24,8 +26,9 @@ from millstream.kv.aio.reading_back import ReadingBack
 from millstream.kv.core.bucket import Bucket
 from millstream.kv.core.copies.active import active_copy, not_now
 from millstream.kv.core.revisions.old_revisions import Compacted, OldChanges, find_old
+from millstream.runtime.pace import STEP_S
 from millstream.storage.core.by_id import ByIdValue
-from millstream.storage.core.store import LogStore
+from millstream.storage.core.store import LogStore, StoredChange
 
 __all__ = ["SEARCHES_WAITING_MAX", "OldRevisions"]
 
@@ -94,7 +97,7 @@ class OldRevisions:
     ) -> OldChanges:
         compacted = self._compacted[number].limit(self._bucket.partitions[number].failover_log)
         limit = max(compacted, self._store.partition(number).history_seqno)
-        changes = self._store.versions(number, key, located[0])
+        changes = _paced(self._store.versions(number, key, located[0]))
         return find_old(self._bucket.uuid, key, changes, wanted, limit, lists_all=lists_all)
 
     async def forget(self) -> None:
@@ -109,3 +112,13 @@ class OldRevisions:
         ]
         await self._local.set(_COMPACTED, msgspec.msgpack.encode(compacted))
         self._compacted = compacted
+
+
+def _paced(changes: Iterator[StoredChange]) -> Iterator[StoredChange]:
+    """Yield changes, and give the loop the interpreter's lock after each step."""
+    end = thread_time() + STEP_S
+    for change in changes:
+        yield change
+        if thread_time() >= end:
+            sleep(STEP_S)
+            end = thread_time() + STEP_S
