@@ -68,13 +68,16 @@ class Served(NamedTuple):
 @pytest.fixture(scope="module")
 def served(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served]:
     path: Path = tmp_path_factory.mktemp("lag") / "node"
-    with NodeProcess(path, "--bucket", f"db:{PARTITIONS}") as node:
+    buckets = ("--bucket", f"db:{PARTITIONS}", "--bucket", f"few:{PARTITIONS}")
+    with NodeProcess(path, *buckets) as node:
         client = RawHttp(node.address("http"))
         with client, LoopLag(node) as lag:
             found = Served(node, client, lag)
             found.ask("PUT", "/db/first", LONG["letters"], 201)  # the process is started
             for kind, body in ALL.items():
                 found.ask("PUT", f"/db/{kind}", body, 201)
+            for number in range(9):
+                found.ask("PUT", f"/few/d{number}", b"{}", 201)
             yield found
 
 
@@ -142,6 +145,47 @@ def test_documents_that_are_written_together_hold_up_no_loop(served: Served, kin
 def test_small_documents_that_are_written_together_hold_up_no_loop(served: Served) -> None:
     body = b'{"docs":[%b]}' % b",".join([b'{"a":[%b1]}' % (b"1," * 2000)] * 500)
     lags_ms = least_ms(served, "POST", "/db/_bulk_docs", body, 201)
+    assert min(lags_ms) < LAG_MS_MAX, lags_ms
+
+
+REV = b'"1-%b"' % (b"a" * 32)
+IDS = [b'"id-%07d"' % number for number in range(200_000)]
+CONDITIONS = b",".join([b'{"a":%d}' % number for number in range(60_000)])
+LISTS: dict[str, tuple[str, bytes, int]] = {
+    "revisions to compare": (
+        "_revs_diff", b"{%b}" % b",".join([b"%b:[%b]" % (one, REV) for one in IDS[:50_000]]), 200,
+    ),
+    "revisions that are missing": (
+        "_missing_revs",
+        b"{%b}" % b",".join([b"%b:[%b]" % (one, REV) for one in IDS[:50_000]]), 200,
+    ),
+    "revisions to purge": (
+        "_purge", b"{%b}" % b",".join([b"%b:[%b]" % (one, REV) for one in IDS[:10_000]]), 201,
+    ),
+    "documents to read": (
+        "_bulk_get", b'{"docs":[%b]}' % b",".join([b'{"id":%b}' % one for one in IDS[:30_000]]),
+        200,
+    ),
+    "conditions of a query": ("_find", b'{"selector":{"$or":[%b]}}' % CONDITIONS, 200),
+    "members of a query": (
+        "_find", b'{"selector":{%b}}' % b",".join([b"%b:1" % one for one in IDS[:60_000]]), 200,
+    ),
+    "fields of a query": (
+        "_find", b'{"selector":{"a":1},"fields":[%b]}' % b",".join(IDS[:60_000]), 200,
+    ),
+    "conditions to explain": ("_explain", b'{"selector":{"$or":[%b]}}' % CONDITIONS, 200),
+    "ids of a feed": ("_changes", b'{"doc_ids":[%b]}' % b",".join(IDS), 200),
+    "conditions of a feed": (
+        "_changes?filter=_selector&since=now", b'{"selector":{"$or":[%b]}}' % CONDITIONS, 200,
+    ),
+    "keys": ("_all_docs?limit=10", b'{"keys":[%b]}' % b",".join(IDS[:80_000]), 200),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("kind", LISTS)
+def test_a_long_list_holds_up_no_loop(served: Served, kind: str) -> None:
+    page, body, status = LISTS[kind]
+    lags_ms = least_ms(served, "POST", f"/few/{page}", body, status)
     assert min(lags_ms) < LAG_MS_MAX, lags_ms
 
 

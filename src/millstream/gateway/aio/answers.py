@@ -45,6 +45,7 @@ __all__ = [
     "raw_answer",
     "read_body",
     "read_object",
+    "read_text",
     "require",
 ]
 
@@ -164,18 +165,27 @@ async def _plain_pieces(request: web.Request) -> AsyncIterator[bytes]:
         raise UsageError("the body is no whole gzip stream", code="bad_request")
 
 
+async def read_text(request: web.Request, bytes_max: int = OBJECT_BYTES_MAX) -> bytes:
+    """Return a request's body, which should be a JSON object; an empty body is an empty object.
+
+    Raises:
+        UsageError: `bad_content_type`, `too_large`, `body_timeout`.
+    """
+    body = await read_body(request, bytes_max)
+    if not body:
+        return b"{}"
+    if request.content_type != "application/json":
+        raise UsageError("the body must be of type application/json", code="bad_content_type")
+    return body
+
+
 async def read_object(request: web.Request, bytes_max: int = OBJECT_BYTES_MAX) -> dict[str, Any]:
     """Return the JSON object in a request's body; an empty body is an empty object.
 
     Raises:
         UsageError: `bad_content_type`, `bad_json`, `too_large`, `body_timeout`.
     """
-    body = await read_body(request, bytes_max)
-    if not body:
-        return {}
-    if request.content_type != "application/json":
-        raise UsageError("the body must be of type application/json", code="bad_content_type")
-    content = await decoded(body)
+    content = await decoded(await read_text(request, bytes_max))
     if not isinstance(content, dict):
         raise UsageError("the body must be a JSON object", code="bad_json")
     return content

@@ -12,15 +12,18 @@ Source: CouchDB's `_changes`.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import dataclass, field
+from collections.abc import Collection, Mapping
+from dataclasses import dataclass, field, replace
 from typing import Any, Final, Literal, NamedTuple
 
 import msgspec
 
+from millstream.documents.asked import PackedIds
+from millstream.documents.json_text import parse
 from millstream.documents.tokens import Vector, parse_token
 from millstream.errors import UsageError
 from millstream.gateway.core.api.coverage import Puller
+from millstream.views.core.mango.selectors import parse_selector
 
 __all__ = [
     "ALL",
@@ -28,6 +31,7 @@ __all__ = [
     "ChangesQuery",
     "FilterAsked",
     "parse_changes",
+    "parse_large_changes",
 ]
 
 CHANGES_BODY_BYTES_MAX: Final = 8 * 1024 * 1024
@@ -49,8 +53,10 @@ class FilterAsked(NamedTuple):
     """The requested filter."""
 
     kind: Literal["all", "ids", "design", "selector", "view", "function"] = "all"
-    ids: frozenset[str] = frozenset()
+    ids: Collection[str] = frozenset()
     selector: Any = None
+    text: bytes = b""
+    """Instead of a large selector: the body that it is in, which was found good."""
     design: str = ""
     """Without `_design/`."""
     name: str = ""
@@ -127,6 +133,26 @@ def parse_changes(
         filter=_filter(options, body),
         puller=_puller(options),
     )
+
+
+def parse_large_changes(
+    text: bytes, options: Mapping[str, str], last_event_id: str | None
+) -> ChangesQuery:
+    """Return what `parse_changes` returns for a large body; the selector in it is checked, too.
+
+    The text of a selector is for the caller to add.
+
+    Raises:
+        UsageError: as `parse_changes` and `parse_selector`; `bad_json`.
+    """
+    body = parse(text)
+    if not isinstance(body, dict):
+        raise UsageError("the body must be a JSON object", code="bad_json")
+    query = parse_changes(options, body, last_event_id)
+    asked = query.filter
+    if asked.kind == "selector":
+        parse_selector(asked.selector)
+    return replace(query, filter=asked._replace(selector=None, ids=PackedIds(asked.ids)))
 
 
 def _puller(options: Mapping[str, str]) -> Puller | None:

@@ -11,19 +11,33 @@ Elsewhere: the source of rows (`gateway.aio.queries.mango_pages`), queries
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from typing import Any, Final
+from functools import lru_cache
+from typing import Any, Final, NamedTuple
 
 import msgspec
 
 from millstream.documents.json_text import parse
 from millstream.errors import UsageError
-from millstream.views.core.mango.finding import Find, Place, bookmark_of, scan_warning
+from millstream.views.core.mango.finding import (
+    Find,
+    Place,
+    bookmark_of,
+    explained,
+    parse_find,
+    scan_warning,
+)
 from millstream.views.core.mango.matching import matcher
 from millstream.views.core.mango.paths import Path, project
-from millstream.views.core.mango.planning import Plan
+from millstream.views.core.mango.planning import Index, Plan, plan_query
+from millstream.views.core.mango.selectors import Selector, parse_selector
 
-__all__ = ["FoundRow", "Selection", "judged", "judged_large", "rows_in"]
+__all__ = [
+    "BOUNDS_BYTES_MAX", "FoundRow", "LargeSelector", "Selection", "explained_by", "judged",
+    "judged_by", "judged_large", "planned", "planned_by", "rows_in",
+]  # fmt: skip
 
+BOUNDS_BYTES_MAX: Final = 256 * 1024
+"""Size of the values that bound what a large query looks for in an index, with its bookmark."""
 _LINE_END: Final = b"\r\n"
 _ROW: Final = b'{"id":'
 
@@ -72,6 +86,70 @@ def judged_large(normal: Any, paths: Sequence[Path], text: bytes) -> bytes | Non
     """Do what `judged` does, in a helper process; b"": the whole text is shown."""
     shown = judged(matcher(normal), paths, text)
     return b"" if shown is text else shown
+
+
+class LargeSelector(NamedTuple):
+    """A selector that is known by its text alone: what is made of it is in a helper process."""
+
+    text: bytes
+    """Body of a request that was found good, with the member `selector`."""
+    has_fields: bool
+    """Whether the body says which members of a document are to be shown."""
+
+
+@lru_cache(maxsize=2)
+def _made_of(text: bytes, has_fields: bool) -> tuple[Callable[[Any], bool], Sequence[Path]]:
+    if has_fields:
+        find = _find_of(text)
+        return find.selector.matches, find.paths
+    return parse_selector(parse(text)["selector"]).matches, ()
+
+
+@lru_cache(maxsize=2)
+def _find_of(text: bytes) -> Find:
+    content = parse(text)
+    if not isinstance(content, dict):
+        raise UsageError("the body must be a JSON object", code="bad_json")
+    return parse_find(content)
+
+
+def judged_by(selector: LargeSelector, text: bytes) -> bytes | None:
+    """Do what `judged_large` does for a selector that is known by its text."""
+    shown = judged(*_made_of(*selector), text)
+    return b"" if shown is text else shown
+
+
+def planned(find: Find, indexes: Sequence[Index]) -> Plan:
+    """Return how a query is served; raises as `plan_query`."""
+    return plan_query(
+        indexes, find.selector.normal, find.sort_fields, find.use_index,
+        allow_fallback=find.allow_fallback,
+    )  # fmt: skip
+
+
+def planned_by(text: bytes, indexes: Sequence[Index]) -> tuple[Find, Plan]:
+    """Return the query in a large body, without what is large in it, and how it is served.
+
+    Raises:
+        UsageError: as `parse_find` and `plan_query`; `too_large`.
+    """
+    find = _find_of(text)
+    plan = planned(find, indexes)
+    found = find._replace(selector=Selector({}, bool), fields=(), paths=())
+    size = len(msgspec.json.encode([found.bookmark, found.after, plan.ranges]))
+    if size > BOUNDS_BYTES_MAX:
+        raise UsageError(
+            f"bookmark and values to look for in the index have {size} bytes; at most "
+            f"{BOUNDS_BYTES_MAX} are taken",
+            code="too_large",
+        )
+    return found, plan
+
+
+def explained_by(text: bytes, bucket: str, indexes: Sequence[Index]) -> bytes:
+    """Return the answer of `_explain` to a large body; raises as `planned_by`."""
+    find = _find_of(text)
+    return msgspec.json.encode(explained(bucket, find, planned(find, indexes)))
 
 
 class Selection:

@@ -1,10 +1,18 @@
 """What is asked of `_changes`, and what is refused."""
 
+import json
+
 import pytest
 
 from millstream.errors import UsageError
 from millstream.gateway.core.api.coverage import Puller
-from millstream.gateway.core.changes import ALL, ChangesQuery, FilterAsked, parse_changes
+from millstream.gateway.core.changes import (
+    ALL,
+    ChangesQuery,
+    FilterAsked,
+    parse_changes,
+    parse_large_changes,
+)
 
 
 def test_without_parameters_everything_is_wanted_once():
@@ -113,3 +121,24 @@ def test_filters(options, body, asked):
 def test_what_is_not_understood_is_refused(options, reason):
     with pytest.raises(UsageError, match=reason):
         parse_changes(options, {})
+
+
+def test_a_large_body_asks_for_the_same():
+    ids = {"doc_ids": ["a", "b", "a"]}
+    here = parse_changes({"filter": "_doc_ids", "limit": "3"}, ids)
+    there = parse_large_changes(
+        json.dumps(ids).encode(), {"filter": "_doc_ids", "limit": "3"}, None
+    )
+    assert (there.limit, there.filter.kind) == (here.limit, "ids")
+    assert set(there.filter.ids) == set(here.filter.ids)
+    there = parse_large_changes(b'{"selector":{"a":1}}', {"filter": "_selector"}, "7-x")
+    assert (there.filter.kind, there.filter.selector) == ("selector", None)
+
+
+@pytest.mark.parametrize(
+    ("text", "code"), [(b"[]", "bad_json"), (b'{"selector":{"$x":1}}', "invalid_operator")]
+)
+def test_a_large_body_that_is_none_is_refused(text, code):
+    with pytest.raises(UsageError) as caught:
+        parse_large_changes(text, {}, None)
+    assert caught.value.code == code

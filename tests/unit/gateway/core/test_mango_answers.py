@@ -1,10 +1,24 @@
 """Which rows are answered, and what stands behind the last of them."""
 
 import json
+import pickle
 
+import msgspec
 import pytest
 
-from millstream.gateway.core.mango_answers import Selection, judged, judged_large, rows_in
+from millstream.errors import UsageError
+from millstream.gateway.core.mango_answers import (
+    BOUNDS_BYTES_MAX,
+    LargeSelector,
+    Selection,
+    explained_by,
+    judged,
+    judged_by,
+    judged_large,
+    planned,
+    planned_by,
+    rows_in,
+)
 from millstream.views.core.mango.finding import Place, bookmark_of, parse_find
 from millstream.views.core.mango.planning import plan_query
 from millstream.views.core.query.rendering import SEPARATOR, head_text, tail_text
@@ -85,3 +99,30 @@ def test_statistics_and_warnings():
     assert no_index.startswith("No matching index found")
     assert many.startswith("The number of documents examined is high")
     assert "execution_stats" not in tail(selection())
+
+
+def test_a_large_query_is_planned_and_judged_by_its_text():
+    content = {"selector": {"$or": [{"a": 1}, {"b": {"$gt": 1}}]}, "fields": ["a"], "limit": 3}
+    text, find = msgspec.json.encode(content), parse_find(content)
+    found, plan = pickle.loads(pickle.dumps(planned_by(text, [])))
+    assert plan == planned(find, [])
+    assert (found.limit, found.fields, found.paths, found.selector.normal) == (3, (), (), {})
+    assert json.loads(explained_by(text, "b", []))["fields"] == ["a"]
+    selector = LargeSelector(text, has_fields=True)
+    assert judged_by(selector, b'{"a":1,"b":0}') == b'{"a":1}'
+    assert judged_by(selector, b'{"a":0}') is None
+    assert judged_by(LargeSelector(text, has_fields=False), b'{"a":1,"b":0}') == b""
+
+
+@pytest.mark.parametrize(
+    ("text", "code"),
+    [
+        (b"[]", "bad_json"),
+        (b'{"selector":{"_id":"%b"}}' % (b"x" * BOUNDS_BYTES_MAX), "too_large"),
+        (b'{"selector":7}', "invalid_selector_json"),
+    ],
+)
+def test_a_large_query_that_is_none_is_refused(text, code):
+    with pytest.raises(UsageError) as caught:
+        planned_by(text, [])
+    assert caught.value.code == code

@@ -20,12 +20,14 @@ import asyncio
 from collections import deque
 from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Sequence
 from contextlib import aclosing
+from dataclasses import replace
 from functools import partial
-from typing import Any, Final
+from typing import Final
 
 import msgspec
 from aiohttp import web
 
+from millstream.documents.json_text import parse
 from millstream.documents.reading import Piece as TextPiece
 from millstream.documents.reading import Shown, pieces_of_text
 from millstream.documents.tokens import Vector
@@ -37,12 +39,12 @@ from millstream.gateway.aio.answers import (
     NODE_API,
     STILL,
     joined,
-    read_object,
+    read_text,
     require,
 )
 from millstream.gateway.aio.documents.documents_out import inline_pieces
 from millstream.gateway.aio.documents.writing import user_context
-from millstream.gateway.aio.parsing import beside, prepare, understood
+from millstream.gateway.aio.parsing import SMALL_TEXT_BYTES, beside, prepare, understood
 from millstream.gateway.aio.queries.selecting import selected
 from millstream.gateway.aio.room import hold_copies
 from millstream.gateway.aio.streaming import (
@@ -59,11 +61,14 @@ from millstream.gateway.core.changes import (
     ChangesQuery,
     FilterAsked,
     parse_changes,
+    parse_large_changes,
 )
 from millstream.gateway.core.changes_rows import ChangedDocument, Row, RowMaker
 from millstream.gateway.core.function_calls import seen_headers, seen_text
+from millstream.gateway.core.mango_answers import LargeSelector
 from millstream.kv.core.revisions.changes_feed import Piece
 from millstream.replication.core.coverage import Record, record_to_json
+from millstream.runtime.long_calls import run_apart
 from millstream.views.core.mango.selectors import parse_selector
 from millstream.wire.frames import seqno_of
 
@@ -342,8 +347,7 @@ async def with_heartbeats(
 async def _changes(request: web.Request) -> web.StreamResponse:
     bucket = request.match_info[DATABASE]
     require(request, "read", bucket)
-    last_id, body = request.headers.get("Last-Event-ID"), await _body(request)
-    query = await understood(request, parse_changes, request.query, body, last_id)
+    query = await _asked(request)
     database = await request.app[NODE_API].changes.whole(bucket)
     passes = await understood(request, _filter_of, request, bucket, query.filter)
     told: Told | None = None
@@ -391,7 +395,11 @@ def _filter_of(request: web.Request, bucket: str, asked: FilterAsked) -> Passes 
     """Return who says which documents pass, by their texts; None: what they hold is no matter."""
     functions = request.app[NODE_API].functions
     if asked.kind == "selector":
-        selector = parse_selector(asked.selector)
+        selector = (
+            LargeSelector(asked.text, has_fields=False)
+            if asked.text
+            else parse_selector(asked.selector)
+        )
 
         async def match(texts: Sequence[bytes]) -> list[bool]:
             turns = Turns()
@@ -421,10 +429,19 @@ def _filter_of(request: web.Request, bucket: str, asked: FilterAsked) -> Passes 
     return None
 
 
-async def _body(request: web.Request) -> dict[str, Any]:
-    if request.method != "POST":
-        return {}
-    return await read_object(request, CHANGES_BODY_BYTES_MAX)
+async def _asked(request: web.Request) -> ChangesQuery:
+    last_id, text = request.headers.get("Last-Event-ID"), b"{}"
+    if request.method == "POST":
+        text = await read_text(request, CHANGES_BODY_BYTES_MAX)
+    if len(text) > SMALL_TEXT_BYTES:
+        query = await run_apart(parse_large_changes, text, dict(request.query), last_id)
+        if query.filter.kind != "selector":
+            return query
+        return replace(query, filter=query.filter._replace(text=text))
+    body = parse(text)
+    if not isinstance(body, dict):
+        raise UsageError("the body must be a JSON object", code="bad_json")
+    return await understood(request, parse_changes, request.query, body, last_id)
 
 
 async def stream_at_once(

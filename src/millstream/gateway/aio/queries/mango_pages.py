@@ -14,28 +14,39 @@ rows of an index (`gateway.core.api.node.IndexApi`), all documents
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncGenerator
+from collections.abc import AsyncGenerator, Sequence
 from contextlib import aclosing
 from typing import Any, Final
 
 from aiohttp import web
 
+from millstream.documents.json_text import parse
+from millstream.errors import UsageError
 from millstream.gateway.aio.answers import (
     DATABASE,
     DATABASE_PATH,
     NODE_API,
-    answer,
-    read_object,
+    raw_answer,
+    read_text,
     require,
 )
-from millstream.gateway.aio.parsing import understood
+from millstream.gateway.aio.parsing import SMALL_TEXT_BYTES, understood
 from millstream.gateway.aio.queries.mango_index_pages import indexes_of_bucket
 from millstream.gateway.aio.queries.selecting import selected
 from millstream.gateway.aio.streaming import Turns, WhileThere, stream
 from millstream.gateway.core.api.node import NodeApi
-from millstream.gateway.core.mango_answers import Selection, rows_in
-from millstream.views.core.mango.finding import Find, Place, explained, parse_find
-from millstream.views.core.mango.planning import Plan, plan_query
+from millstream.gateway.core.mango_answers import (
+    LargeSelector,
+    Selection,
+    explained_by,
+    planned,
+    planned_by,
+    rows_in,
+)
+from millstream.runtime.long_calls import run_apart
+from millstream.views.core.mango.finding import Find, Place, parse_find
+from millstream.views.core.mango.planning import Index, Plan
+from millstream.views.core.mango.selectors import Selector
 
 __all__ = ["TURN_DOCUMENTS", "routes"]
 
@@ -45,38 +56,49 @@ _Rows = AsyncGenerator[tuple[Place, bytes], None]
 
 
 async def _find(request: web.Request) -> web.StreamResponse:
-    bucket = request.match_info[DATABASE]
-    find, plan = await _planned(request)
+    text, indexes = await _asked(request)
+    selector: Selector | LargeSelector
+    if len(text) > SMALL_TEXT_BYTES:
+        find, plan = await run_apart(planned_by, text, indexes)
+        selector = LargeSelector(text, has_fields=True)
+    else:
+        find, plan = await understood(request, _planned, text, indexes)
+        selector = find.selector
     with WhileThere(request):
-        pieces = _answered(request.app[NODE_API], bucket, find, plan)
+        api, bucket = request.app[NODE_API], request.match_info[DATABASE]
+        pieces = _answered(api, bucket, find, plan, selector)
         async with aclosing(pieces):
             return await stream(request, pieces, {})
 
 
 async def _explain(request: web.Request) -> web.Response:
-    find, plan = await _planned(request)
+    text, indexes = await _asked(request)
     bucket = request.match_info[DATABASE]
-    return await understood(request, lambda: answer(explained(bucket, find, plan)))
+    if len(text) > SMALL_TEXT_BYTES:
+        shown = await run_apart(explained_by, text, bucket, indexes)
+    else:
+        shown = await understood(request, explained_by, text, bucket, indexes)
+    return raw_answer(shown + b"\n")
 
 
-async def _planned(request: web.Request) -> tuple[Find, Plan]:
+async def _asked(request: web.Request) -> tuple[bytes, list[Index]]:
+    """Return the body of a request, and the indexes that may serve it."""
     bucket = request.match_info[DATABASE]
     require(request, "read", bucket)
-    asked = await read_object(request)
-    indexes = await indexes_of_bucket(request.app[NODE_API], bucket)
+    text = await read_text(request)
+    return text, await indexes_of_bucket(request.app[NODE_API], bucket)
 
-    def plan() -> tuple[Find, Plan]:
-        find = parse_find(asked)
-        return find, plan_query(
-            indexes, find.selector.normal, find.sort_fields, find.use_index,
-            allow_fallback=find.allow_fallback,
-        )  # fmt: skip
 
-    return await understood(request, plan)
+def _planned(text: bytes, indexes: Sequence[Index]) -> tuple[Find, Plan]:
+    content = parse(text)
+    if not isinstance(content, dict):
+        raise UsageError("the body must be a JSON object", code="bad_json")
+    find = parse_find(content)
+    return find, planned(find, indexes)
 
 
 async def _answered(
-    api: NodeApi, bucket: str, find: Find, plan: Plan
+    api: NodeApi, bucket: str, find: Find, plan: Plan, selector: Selector | LargeSelector
 ) -> AsyncGenerator[bytes, None]:
     """Yield an answer's text."""
     loop = asyncio.get_running_loop()
@@ -88,7 +110,7 @@ async def _answered(
     before, turns = b'{"docs":[\r\n', Turns()
     async with aclosing(read(api, bucket, find, plan)) as rows:
         async for place, text in rows:
-            matched = await selected(find.selector, find.paths, text)
+            matched = await selected(selector, find.paths, text)
             shown = selection.take(place, matched)
             if shown is not None:
                 yield before + shown
