@@ -287,9 +287,9 @@ def _fail_overs(nodes: list[Member]) -> Iterator[Figures]:
             }
         role = _role_of(nodes, node)
         seen = {one: one.log.stat().st_size for one in others}
-        begun = time.time()
+        key, begun = next(iter(owned.values())), time.time_ns() / 1e9
         node.kill()
-        served_s = _next_write([one.kv for one in others], next(iter(owned.values())))
+        served_s = _next_write([one.kv for one in others], key)
         yield {"role": role, **_phases(seen, begun), "served": served_s}
         node.start()
         _until_settled(others[0], len(nodes))
