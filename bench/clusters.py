@@ -4,7 +4,9 @@ And one machine with one engine and with two: how much more two of them write.
 
 How it measures:
 1. A fail-over lasts from the kill -9 of all processes of a node to the next write of a key of it
-   that a majority acknowledges. The client repeats it every 10 ms.
+   that a majority acknowledges. The client repeats it every 10 ms. The killed node is by turns one
+   that only has data, the orchestrator, the primary of coordination, and both of these. The parts
+   of a fail-over are read in the logs of the other nodes.
 2. A writer counts errors, and the longest time between two acknowledgements, while a fourth node
    is added and removed again. Its p99 stands beside that of the same writer without moves.
 3. The idle cost is the processor time of all processes of a node, without clients.
@@ -14,7 +16,9 @@ How it measures:
 Elsewhere: the report (report.py), the runner (run.py).
 """
 
+import asyncio
 import json
+import re
 import statistics
 import subprocess
 import sys
@@ -22,10 +26,13 @@ import threading
 import time
 from collections.abc import Iterator
 from contextlib import ExitStack, suppress
+from datetime import datetime
 from pathlib import Path
 from typing import Any
 
 import millstream
+from millstream.coordination.aio.client.asking import ask_node
+from millstream.coordination.aio.client.async_client import AsyncClient
 from millstream.errors import MillstreamError
 from servers import BUILD, CPUS, Server, figures_of, free_port, on_cpus
 
@@ -46,6 +53,16 @@ ENGINE_RATIO_MIN = 1.2
 """By how much two engines write more than one on two processors that the load shares."""
 P99_TIMES_MAX = 2.0
 """How much slower 99 of 100 writes may be while partitions move."""
+ROLES = ("data", "orchestrator", "primary", "both")
+"""What the killed node is, by turns."""
+PHASES = {
+    "detected": re.compile(r"has no session any more|this node is the orchestrator, token"),
+    "decided": re.compile(r"fail over \S+: silent: written"),
+    "active": re.compile(r"copies became active in branch"),
+    "mapped": re.compile(r"data map: written"),
+}
+"""Lines of the log that end a part of a fail-over."""
+_STAMP = re.compile(r"(\d{4}-\d\d-\d\dT[\d:.]+)Z ")
 _LISTENERS = ("kv", "http", "coord", "peer")
 
 
@@ -87,6 +104,10 @@ class Member(Server):
         found: Figures = json.loads(self.say("cluster", "status", "--json"))
         return found
 
+    def coordinate(self, *words: bytes) -> Any:
+        """Ask the coordination port of this node."""
+        return asyncio.run(ask_node(AsyncClient([f"127.0.0.1:{self.ports['coord']}"]), *words))
+
 
 class Machine(Server):
     """A machine with one engine or several, on free ports."""
@@ -126,12 +147,13 @@ def measure_clusters(directory: Path) -> Figures:
         nodes[0].say("bucket", "set", "default", "--replicas", "2")
         _until_settled(nodes[0], 3)
         idle = _idle(nodes)
-        times = list(_fail_overs(nodes))
+        fail_overs = list(_fail_overs(nodes))
         fourth = stack.enter_context(Member(directory, "n4"))
         return {
             "engines": engines,
             "idle_ms_per_s": idle,
-            "fail_over_s": times,
+            "fail_over_s": [one["served"] for one in fail_overs],
+            "fail_overs": fail_overs,
             **_moves(nodes, fourth),
         }
 
@@ -194,6 +216,7 @@ def lines(found: Figures) -> Iterator[str]:
     yield "| --- | --- |"
     yield f"| kill -9 of a node to the next majority write, {len(times)} times, p50 | {statistics.median(times):.2f} s |"  # noqa: E501
     yield f"| the same, shortest and longest | {times[0]:.2f} s, {times[-1]:.2f} s |"
+    yield from _lines_of_roles(found.get("fail_overs", []))
     for name, text in (("calm", "no partition moves"), ("moving", "a node is added and removed")):
         one = found[name]
         yield (
@@ -232,9 +255,29 @@ def _idle(nodes: list[Member]) -> float:
     return (sum(node.cpu_s() for node in nodes) - before) / len(nodes) / IDLE_S * 1000
 
 
-def _fail_overs(nodes: list[Member]) -> Iterator[float]:
+def _lines_of_roles(fail_overs: list[Figures]) -> Iterator[str]:
+    texts = {
+        "data": "only has data", "orchestrator": "is the orchestrator",
+        "primary": "is the primary of coordination", "both": "is both",
+    }  # fmt: skip
+    for role, text in texts.items():
+        mine = [one for one in fail_overs if one["role"] == role]
+        if mine:
+            parts = ", ".join(
+                f"{statistics.median(one[phase] for one in mine if phase in one):.2f}"
+                for phase in (*PHASES, "served")
+                if any(phase in one for one in mine)
+            )
+            yield (
+                f"| the node {text}, {len(mine)} times: session ended, fail-over written, copies "
+                f"active, map written, client served, p50, s | {parts} |"
+            )
+
+
+def _fail_overs(nodes: list[Member]) -> Iterator[Figures]:
     for number in range(FAIL_OVERS):
-        node = nodes[number % len(nodes)]
+        wanted = ROLES[number % len(ROLES)]
+        node = _node_of_role(nodes, wanted)
         others = [one for one in nodes if one is not node]
         with millstream.connect([one.kv for one in others], timeout_s=0.5) as client:
             owned = {
@@ -242,11 +285,67 @@ def _fail_overs(nodes: list[Member]) -> Iterator[float]:
                 for key in (f"k{n}" for n in range(4 * PARTITIONS))
                 if client.router.node_of(client.partition_of(key)).port == node.ports["kv"]
             }
+        role = _role_of(nodes, node)
+        seen = {one: one.log.stat().st_size for one in others}
+        key, begun = next(iter(owned.values())), time.time_ns() / 1e9
         node.kill()
-        yield _next_write([one.kv for one in others], next(iter(owned.values())))
+        served_s = _next_write([one.kv for one in others], key)
+        yield {"role": role, **_phases(seen, begun), "served": served_s}
         node.start()
         _until_settled(others[0], len(nodes))
         others[0].say("cluster", "failover", "--reset")
+        others[0].say("cluster", "rebalance", "--wait")  # it serves a share again
+        _until_settled(others[0], len(nodes))
+
+
+def _primary_of(nodes: list[Member]) -> Member:
+    """Return the node that leads the group that coordinates."""
+    (group,) = nodes[0].coordinate(b"VDS", b"1").values()
+    port = int(group[b"primary"].rsplit(b":", 1)[1])
+    return next(node for node in nodes if node.ports["coord"] == port)
+
+
+def _node_of_role(nodes: list[Member], role: str) -> Member:
+    """Return a node that has a role, after the primary was moved for that if needed."""
+    name = nodes[0].status()["orchestrator"]["name"]
+    orchestrator = nodes[int(name[1:]) - 1]
+    others = [node for node in nodes if node is not orchestrator]
+    primary = orchestrator if role == "both" else others[0]
+    until = time.monotonic() + WAIT_S
+    while (present := _primary_of(nodes)) is not primary and time.monotonic() < until:
+        (group,) = nodes[0].coordinate(b"VDS", b"1").values()
+        ports = [int(member.rsplit(b":", 1)[1]) for member in group[b"members"]]
+        wanted = group[b"nodes"][ports.index(primary.ports["coord"])]
+        with suppress(MillstreamError):
+            present.coordinate(b"ADMIN", b"GROUP", b"MOVE-PRIMARY", b"1", wanted)
+        time.sleep(1.0)  # what `VDS` says may be old by so much
+    return {"data": others[1], "primary": others[0]}.get(role, orchestrator)
+
+
+def _role_of(nodes: list[Member], node: Member) -> str:
+    """Return what a node is now."""
+    is_primary = _primary_of(nodes) is node
+    if nodes[0].status()["orchestrator"]["name"] == f"n{nodes.index(node) + 1}":
+        return "both" if is_primary else "orchestrator"
+    return "primary" if is_primary else "data"
+
+
+def _phases(seen: dict[Member, int], begun: float) -> Figures:
+    """Return when each part of a fail-over was over first, in seconds after the kill."""
+    found: Figures = {}
+    for node, offset in seen.items():
+        with node.log.open("rb") as log:
+            log.seek(offset)
+            text = log.read().decode(errors="replace")
+        for line in text.splitlines():
+            stamp = _STAMP.match(line)
+            if stamp is None:
+                continue
+            passed_s = datetime.fromisoformat(stamp[1] + "+00:00").timestamp() - begun
+            for phase, pattern in PHASES.items():
+                if pattern.search(line) and passed_s > 0:
+                    found[phase] = min(found.get(phase, passed_s), passed_s)
+    return found
 
 
 def _next_write(seeds: list[str], key: str) -> float:

@@ -238,6 +238,9 @@ class Reign:
         state, elements = await read_elements(self._client)
         if state.token != self._token:
             return False
+        for name in self._state.live.keys() - state.live.keys():
+            if name in state.nodes:
+                _LOG.info("%s has no session any more", state.nodes[name].name)
         self._state = state
         self._tell_maps(state)
         answered = await self._ask(state)

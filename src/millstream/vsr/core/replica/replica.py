@@ -249,7 +249,7 @@ class Replica:
 
     def _on_refused(self, refused: Refused) -> None:
         state = self.state
-        if refused.member == state.primary != state.id and state.status in _VOTING:
+        if state.status in _VOTING and refused.member == state.primary != state.id:
             self.parts.views.on_refused()
 
     # ---- slices of what takes long

@@ -4,7 +4,7 @@ from typing import Any
 
 import pytest
 
-from millstream.vsr.core.effects import Append, Code, Damaged, Install, Message
+from millstream.vsr.core.effects import Append, Code, Damaged, Install, Message, Refused
 from millstream.vsr.core.entries import Entry
 from millstream.vsr.core.messages import Learn, LearnOk, Prepare
 from millstream.vsr.core.replica import requested_changes as changing
@@ -233,3 +233,11 @@ def test_a_member_takes_no_lessons() -> None:
     group.settle()
     assert not any(isinstance(envelope.payload, LearnOk) for _, _, envelope in group.sent)
     assert group.replicas[other].commit_lsn == before
+
+
+def test_a_learner_asks_for_no_view_if_a_member_refuses_connections() -> None:
+    group = Group(3, 1)
+    view = group.replicas[0].view
+    group.step(3, Refused(group.ids[group.leader]))
+    group.settle()
+    assert {replica.view for replica in group.replicas[:3]} == {view}
