@@ -23,6 +23,7 @@ __all__ = [
     "HEADER_BYTES",
     "REQUEST",
     "RESPONSE",
+    "SERVER_REQUEST",
     "Datatype",
     "Feature",
     "FrameInfo",
@@ -30,6 +31,7 @@ __all__ = [
     "Opcode",
     "OpenFlag",
     "Packet",
+    "ServerOpcode",
     "SnapshotFlag",
     "Status",
     "StreamEndReason",
@@ -45,6 +47,8 @@ HEADER: Final = Struct(">BBHBBHIIQ")
 HEADER_BYTES: Final = 24
 REQUEST: Final = 0x80
 RESPONSE: Final = 0x81
+SERVER_REQUEST: Final = 0x82
+"""Of what a node sends unasked, to clients with `Feature.DUPLEX`; nobody answers it."""
 ALT_REQUEST: Final = 0x08
 ALT_RESPONSE: Final = 0x18
 
@@ -185,6 +189,12 @@ class Status(IntEnum):
     """Our own: the lease named is not held (any more), or the `at` asked for cannot be read."""
 
 
+class ServerOpcode(IntEnum):
+    """What a node sends unasked."""
+
+    MAP_CHANGED = 0x01
+
+
 class Feature(IntEnum):
     """HELLO feature codes."""
 
@@ -202,6 +212,8 @@ class Feature(IntEnum):
     SYNC_REPLICATION = 0x11
     COLLECTIONS = 0x12
     PRESERVE_TTL = 0x14
+    MAP_KNOWN = 0x1D
+    MAP_NOTICE = 0x1F
     MILLSTREAM = 0xFF00
 
 

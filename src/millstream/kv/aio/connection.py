@@ -42,6 +42,7 @@ from millstream.model.limits import (
 if TYPE_CHECKING:
     from collections.abc import Callable
 
+    from millstream.kv.aio.map_notices import MapNotices
     from millstream.runtime.guests import Guests
     from millstream.runtime.shares import LoopShares
 
@@ -75,6 +76,7 @@ class Server(Host["KvSession"], Protocol):
     connections: set[KvConnection]
     connection_total: int
     is_closed: bool
+    notices: MapNotices
 
     def wait(self, connection: KvConnection) -> None:
         """Replies of a connection wait: check them, since their time is bounded."""
@@ -111,6 +113,8 @@ class KvConnection(asyncio.Protocol):
         """The socket's send buffer is full: a stream should wait for `on_resume`."""
         self.is_active = True
         """See `Guest`."""
+        self.told_map: bytes | None = None
+        """The map of which the client was last told (`kv.aio.map_notices`)."""
         self._held_bytes = 0
         """The value last reported to `Guests`."""
         self._known: User | None = user
@@ -166,6 +170,7 @@ class KvConnection(asyncio.Protocol):
             self._server.guests.recognise(self, "")
         self._server.connections.add(self)
         self._server.connection_total += 1
+        self._server.notices.begin()
 
     def connection_lost(self, exc: Exception | None) -> None:
         """The peer has closed, or we have."""

@@ -27,6 +27,7 @@ from millstream.errors import (
     UsageError,
 )
 from millstream.kv.aio.connection import COMMANDS, KvConnection, Streamer
+from millstream.kv.aio.map_notices import MapNotices
 from millstream.kv.aio.pushed_streams import FeedSession
 from millstream.kv.core.bucket import Bucket
 from millstream.kv.core.copies.cluster_config import cluster_config
@@ -97,6 +98,7 @@ class KvServer:
         self.loop = asyncio.get_running_loop()
         self.guests = guests or Guests(lambda: not users.is_empty, self.loop)
         self.shares = shares or LoopShares(self.loop)
+        self.notices = MapNotices(self.loop, self.connections, self.config)
 
     def kv_protocol(self) -> KvConnection:
         """Make the protocol of one kv connection (SASL, buckets, streams)."""
@@ -366,6 +368,7 @@ class KvServer:
     def close(self) -> None:
         """Close all connections, and those that are still being accepted."""
         self.is_closed = True
+        self.notices.close()
         if self._waiting_timer is not None:
             self._waiting_timer.cancel()
             self._waiting_timer = None

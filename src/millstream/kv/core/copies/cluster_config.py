@@ -11,16 +11,16 @@ Source: docs/reference/wire/cluster-map.md.
 from __future__ import annotations
 
 from collections.abc import Iterable
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
 from urllib.parse import quote
 
-from msgspec import json
+from msgspec import Struct, json
 
 from millstream.kv.core.bucket import Bucket
 from millstream.model.bucket_map import BucketMap, NodeAddress
 from millstream.model.partitions import PartitionState
 
-__all__ = ["cluster_config"]
+__all__ = ["MapVersion", "cluster_config", "version_of"]
 
 _CAPABILITIES: Final = [
     "dcp", "cbhello", "touch", "cccp", "nodesExt", "durableWrite", "couchapi",
@@ -30,6 +30,24 @@ _CLUSTER_CAPABILITIES_VERSION: Final = [1, 0]
 _EPOCH_ALONE: Final = 1
 """Epoch of a bucket that is on one node only; a map of revision N made by hand has this plus N."""
 _NOBODY: Final = -1
+
+
+class MapVersion(NamedTuple):
+    """What maps are ordered by."""
+
+    epoch: int
+    revision: int
+
+
+class _Versioned(Struct):
+    rev: int
+    revEpoch: int  # the name in the JSON
+
+
+def version_of(config: bytes) -> MapVersion:
+    """Return the version of a map as `cluster_config` returned it."""
+    found = json.decode(config, type=_Versioned)
+    return MapVersion(found.revEpoch, found.rev)
 
 
 def cluster_config(

@@ -17,6 +17,7 @@ from msgspec import DecodeError, json
 
 from millstream.access.users import User
 from millstream.errors import AccessError
+from millstream.kv.core.copies.cluster_config import version_of
 from millstream.kv.core.session.session import Command, KvSession
 from millstream.model.limits import STREAM_NAME_BYTES_MAX
 from millstream.wire.mcbp import (
@@ -39,7 +40,7 @@ MEMCACHED_VERSION: Final = f"1.6.0 (Millstream {VERSION})"
 _GRANTED: Final = frozenset(
     {Feature.TCP_NODELAY, Feature.MUTATION_SEQNO, Feature.XERROR, Feature.SELECT_BUCKET,
      Feature.JSON, Feature.ALT_REQUEST, Feature.SYNC_REPLICATION, Feature.PRESERVE_TTL,
-     Feature.MILLSTREAM}
+     Feature.DUPLEX, Feature.MAP_KNOWN, Feature.MAP_NOTICE, Feature.MILLSTREAM}
 )  # fmt: skip
 
 BEFORE_LOGIN: Final = frozenset(
@@ -95,6 +96,8 @@ _PLAIN_PORT: Final = json.encode(
     }
 )
 _OPEN: Final = Struct(">II")
+_KNOWN: Final = Struct(">qq")
+"""Epoch and revision of the map that a client has."""
 _OPEN_FLAGS: Final = sum(map(int, OpenFlag))
 _SCRAM_NAMES: Final = ("SCRAM-SHA512", "SCRAM-SHA256", "SCRAM-SHA1")
 
@@ -107,8 +110,10 @@ def _hello(session: KvSession, packet: Packet, _: int) -> bytes | None:
     if len(packet.value) % 2:
         return session.refusal(packet, Status.EINVAL)
     asked = unpack(f">{len(packet.value) // 2}H", packet.value)
-    own = {Feature.MILLSTREAM} if session.hashes_keys else set()
-    granted = [code for code in dict.fromkeys(asked) if code in _GRANTED - own]
+    withheld = {Feature.MILLSTREAM, Feature.MAP_NOTICE} if session.hashes_keys else set()
+    if Feature.DUPLEX not in asked:
+        withheld.add(Feature.MAP_NOTICE)
+    granted = [code for code in dict.fromkeys(asked) if code in _GRANTED - withheld]
     session.features = frozenset(granted)
     session.client_name = packet.key[:STREAM_NAME_BYTES_MAX].decode(errors="replace")
     session.datatype_mask = int(Datatype.JSON) if Feature.JSON in session.features else 0
@@ -216,7 +221,11 @@ def _select_bucket(session: KvSession, packet: Packet, _: int) -> bytes | None:
 
 
 def _cluster_config(session: KvSession, packet: Packet, _: int) -> bytes | None:
-    return _success(packet, session.host.config(session.bucket), datatype=Datatype.JSON)
+    config = session.host.config(session.bucket)
+    tells_known = Feature.MAP_KNOWN in session.features and len(packet.extras) == _KNOWN.size
+    if tells_known and _KNOWN.unpack(packet.extras) >= version_of(config):
+        return _success(packet)
+    return _success(packet, config, datatype=Datatype.JSON)
 
 
 def _noop(_: KvSession, packet: Packet, __: int) -> bytes | None:

@@ -29,6 +29,20 @@ def test_hello_grants_what_was_asked_and_is_real() -> None:
     assert ask(session, request(Opcode.HELLO, value=b"x"))[0].status == Status.EINVAL
 
 
+@pytest.mark.parametrize(
+    ("asked", "granted"),
+    [
+        ((Feature.MAP_NOTICE, Feature.DUPLEX), (Feature.MAP_NOTICE, Feature.DUPLEX)),
+        ((Feature.MAP_NOTICE, Feature.JSON), (Feature.JSON,)),
+    ],
+)
+def test_notices_of_maps_go_to_clients_that_take_packets_unasked(
+    asked: tuple[int, ...], granted: tuple[int, ...]
+) -> None:
+    (reply,) = ask(new_session(), hello(*asked))
+    assert struct.unpack(f">{len(reply.value) // 2}H", reply.value) == granted
+
+
 def test_mechanisms_are_listed_strongest_first() -> None:
     reply = ask(new_session(), request(Opcode.SASL_LIST_MECHS))[0]
     assert reply.value == b"SCRAM-SHA512 SCRAM-SHA256 SCRAM-SHA1 PLAIN"
