@@ -407,6 +407,24 @@ def test_a_reader_under_way_is_not_disturbed(directory, taken):
     assert [seqno_of(change.frame) for chunk in found for change in chunk] == right
 
 
+@pytest.mark.parametrize("taken", range(1, 8))
+def test_a_walk_through_the_versions_of_a_key_is_not_disturbed(directory, taken):
+    store = written(directory, rounds=16)
+    newest = store.find(0, b"key0")
+    right = list(store.versions(0, b"key0", seqno_of(newest.frame)))
+    assert len(right) > 7
+    store.set_low_points({0: (1, 0)})
+    walk = store.versions(0, b"key0", seqno_of(newest.frame))
+    found = [change for _, change in zip(range(taken), walk, strict=False)]
+    compact(store, lambda numbers: numbers[2:6])
+    compact(store, lambda numbers: numbers[:3])
+    found += walk
+    assert found == right
+    store.set_low_points({0: (directory.highs[0], 0)})
+    compact(store, lambda numbers: numbers[:-1])
+    assert list(store.versions(0, b"key0", seqno_of(newest.frame))) == right[:1]
+
+
 def test_a_damaged_record_ends_it_and_leaves_everything(directory):
     store = written(directory)
     path = directory.segments()[2]
