@@ -48,7 +48,16 @@ from millstream.wire.cluster_map import ClusterMap, NodeAddress
 from millstream.wire.mcbp import Status, StreamEndReason
 from millstream.wire.replies import error_of_status
 
-__all__ = ["PAUSE_S_MAX", "PAUSE_S_MIN", "PROMPT_PAUSE_S_MAX", "PROMPT_S", "Awaited", "Source", "StreamDriver", "recreated"]
+__all__ = [
+    "PAUSE_S_MAX",
+    "PAUSE_S_MIN",
+    "PROMPT_PAUSE_S_MAX",
+    "PROMPT_S",
+    "Awaited",
+    "Source",
+    "StreamDriver",
+    "recreated",
+]
 
 PAUSE_S_MIN: Final = 0.05
 """Pause before streams are requested again; doubled each time, until a stream is open."""
