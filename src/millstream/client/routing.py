@@ -58,6 +58,10 @@ class Backoff:
         self._pause_s = min(self._pause_s * 2, PAUSE_S_MAX)
         return True
 
+    def restart(self) -> None:
+        """Begin with short pauses again, up to the same deadline."""
+        self._pause_s = PAUSE_S_MIN
+
 
 class Router:
     """Finds the connection for a partition.
@@ -211,7 +215,10 @@ class Router:
             if not is_transient(packet.status) or not backoff.wait(most_s):
                 return packet
             if is_elsewhere:
+                known = self.map.version
                 self.refresh_map()
+                if self.map.version > known:
+                    backoff.restart()  # another node serves it now, or in a moment
 
     def _check_served(self, partition_ids: Sequence[int]) -> None:
         if any(self.map.owners[partition_id] < 0 for partition_id in partition_ids):

@@ -179,6 +179,27 @@ def test_the_next_server_of_a_partition_is_looked_for_at_short_intervals(
     router.close()
 
 
+def test_pauses_are_short_again_after_a_newer_map(
+    node: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pauses: list[float] = []
+    monkeypatch.setattr(routing.time, "sleep", pauses.append)
+    statuses = [Status.ETMPFAIL] * 3 + [Status.NOT_MY_VBUCKET, Status.ETMPFAIL, Status.SUCCESS]
+
+    def answer(packet: Any) -> Any:
+        status = statuses.pop(0)
+        if status == Status.NOT_MY_VBUCKET:
+            node.config = config_of(2, 0, (node.host, node.port))
+        return response(packet.opcode, status, packet.opaque)
+
+    node.handlers[Opcode.NOOP] = answer
+    node.config = config_of(1, 0, (node.host, node.port))
+    router = make(node)
+    assert router.call(3, noop).status == Status.SUCCESS
+    assert pauses == [routing.PAUSE_S_MIN * 2**n for n in (0, 1, 2, 3, 0)]
+    router.close()
+
+
 # -- several nodes
 
 

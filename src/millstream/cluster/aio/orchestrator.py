@@ -2,7 +2,7 @@
 
 A step reads the state, asks all nodes, decides, sends orders, writes. The next one follows at once
 after a write, a reply, or a change of the state by others, else after `REPORT_INTERVAL_MS`, or
-after `PROMOTING_MS` while a promotion waits.
+after `PROMOTING_MS` while a promotion waits, or a take-over is under way.
 
 Invariants:
 1. Whatever was remembered is forgotten when the lock is lost.
@@ -48,6 +48,7 @@ from millstream.cluster.core.progress import Sample, progress_of
 from millstream.cluster.core.reports import from_peer
 from millstream.cluster.core.settings import (
     ACTIVATE_MS_MAX,
+    HAND_OVER_MS,
     ORDER_MS_MAX,
     REPORT_INTERVAL_MS,
     STARTING_MS,
@@ -77,7 +78,8 @@ SAMPLES_MAX: Final = 90
 NOTES_LOGGED_MAX: Final = 5
 """Lines of one step in the log: what concerns every partition would fill it."""
 PROMOTING_MS: Final = 50
-"""Longest time from one step to the next while a promotion is under way: it waits for times."""
+"""Longest time from one step to the next while a promotion is under way, which waits for times,
+or a take-over, which only reports tell to be done."""
 _LIMITS_MS: Final[dict[OrderKind, int]] = {
     "promise": ACTIVATE_MS_MAX,
     "activate": ACTIVATE_MS_MAX,
@@ -226,12 +228,17 @@ class Reign:
             pause_s = STEP_MS_MIN / 1000 - (loop.time() - begun_s)
             if pause_s > 0:
                 await asyncio.sleep(pause_s)
-            interval_ms = PROMOTING_MS if self.memory.promotions else REPORT_INTERVAL_MS
             try:
-                async with asyncio.timeout(interval_ms / 1000):
+                async with asyncio.timeout(self._interval_ms() / 1000):
                     await self._wake.wait()
             except TimeoutError:
                 pass
+
+    def _interval_ms(self) -> int:
+        """Return how long the loop sleeps at most: less while somebody waits for the next step."""
+        since_ms = monotonic_ms() - HAND_OVER_MS
+        is_handed = any(asked_ms > since_ms for asked_ms in self.memory.handed.values())
+        return PROMOTING_MS if self.memory.promotions or is_handed else REPORT_INTERVAL_MS
 
     async def _step(self) -> bool:
         """Take a step; return whether the lock is still held."""

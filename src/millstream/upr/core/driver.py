@@ -15,7 +15,8 @@ Invariants:
    homeless: each one that is homeless is requested again in the next round.
 2. A stream that ends early, or is refused for now, makes its partition homeless. So does a source
    that is lost.
-3. Pauses between rounds double up to `PAUSE_S_MAX`. An open stream resets them.
+3. Pauses between rounds double up to `PROMPT_PAUSE_S_MAX`, after `PROMPT_S` up to `PAUSE_S_MAX`.
+   An open stream resets them.
 4. A map is replaced only by one that is not older, and never by that of another bucket.
 5. A barrier is over once each of its partitions has come to its end, or was named in the answer
    to a cookie that was sent after the barrier began. A cookie of a lost source proves nothing.
@@ -47,11 +48,24 @@ from millstream.wire.cluster_map import ClusterMap, NodeAddress
 from millstream.wire.mcbp import Status, StreamEndReason
 from millstream.wire.replies import error_of_status
 
-__all__ = ["PAUSE_S_MAX", "PAUSE_S_MIN", "Awaited", "Source", "StreamDriver", "recreated"]
+__all__ = [
+    "PAUSE_S_MAX",
+    "PAUSE_S_MIN",
+    "PROMPT_PAUSE_S_MAX",
+    "PROMPT_S",
+    "Awaited",
+    "Source",
+    "StreamDriver",
+    "recreated",
+]
 
 PAUSE_S_MIN: Final = 0.05
 """Pause before streams are requested again; doubled each time, until a stream is open."""
 PAUSE_S_MAX: Final = 5.0
+PROMPT_PAUSE_S_MAX: Final = 0.2
+"""Longest pause at first: a partition that nobody serves is promoted soon."""
+PROMPT_S: Final = 10.0
+"""How long pauses stay so short."""
 
 
 class Source:
@@ -179,7 +193,7 @@ class StreamDriver:
         self._options, self._window_bytes = options, window_bytes
         self._durable_only = durable_only
         self._map: ClusterMap | None = None
-        self._pause_s = 0.0
+        self._pause_s = self._paused_s = 0.0
 
     def check_invariants(self) -> None:
         """Assert invariant 1."""
@@ -235,7 +249,7 @@ class StreamDriver:
                 )
         self.unfinished, self.homeless = set(wanted), set(wanted)
         self.sources.clear()
-        self._pause_s = PAUSE_S_MIN
+        self._pause_s, self._paused_s = PAUSE_S_MIN, 0.0
         return wanted
 
     # -- requests
@@ -259,7 +273,10 @@ class StreamDriver:
 
     def next_pause_s(self) -> float:
         """Return how long to wait before the next round, in seconds."""
-        pause_s, self._pause_s = self._pause_s, min(self._pause_s * 2, PAUSE_S_MAX)
+        most_s = PROMPT_PAUSE_S_MAX if self._paused_s < PROMPT_S else PAUSE_S_MAX
+        pause_s = min(self._pause_s, most_s)
+        self._paused_s += pause_s
+        self._pause_s = min(pause_s * 2, PAUSE_S_MAX)
         return pause_s
 
     def open(self, node: NodeAddress, name: bytes, *, has_extensions: bool) -> Source:
@@ -299,7 +316,7 @@ class StreamDriver:
         """
         match event:
             case StreamOpened(number):
-                self._pause_s = PAUSE_S_MIN
+                self._pause_s, self._paused_s = PAUSE_S_MIN, 0.0
                 source.opened.add(number)
             case StreamEnded(number, _, StreamEndReason.OK):
                 self._leave(source, number)

@@ -8,10 +8,10 @@ import pytest
 
 from millstream.cluster.aio import orchestrator
 from millstream.cluster.aio.node_agent import monotonic_ms
-from millstream.cluster.aio.orchestrator import NOTES_LOGGED_MAX, Late, Reign
+from millstream.cluster.aio.orchestrator import NOTES_LOGGED_MAX, PROMOTING_MS, Late, Reign
 from millstream.cluster.core.elements import ClusterState
 from millstream.cluster.core.orders import Place
-from millstream.cluster.core.settings import STARTING_MS
+from millstream.cluster.core.settings import HAND_OVER_MS, REPORT_INTERVAL_MS, STARTING_MS
 from millstream.cluster.core.step import Decision
 from millstream.coordination.aio.client.async_client import AsyncClient
 from millstream.runtime.tasks import Tasks
@@ -87,6 +87,18 @@ async def test_another_node_leads_once_the_orchestrator_is_gone(tmp_path: Path) 
         state = await here.until(lambda state: leader not in actives(state))
         assert state.leader is not None
         assert state.leader.node != leader
+
+
+def test_the_loop_looks_often_while_a_take_over_is_under_way() -> None:
+    async def send(*_: object) -> bytes:
+        raise AssertionError("nothing is sent")
+
+    reign = Reign("a", Version(1, 1, 1), AsyncClient(["127.0.0.1:1"]), send)
+    assert reign._interval_ms() == REPORT_INTERVAL_MS
+    reign.memory.handed[Place(BUCKET, 0)] = monotonic_ms()
+    assert reign._interval_ms() == PROMOTING_MS
+    reign.memory.handed[Place(BUCKET, 0)] = monotonic_ms() - HAND_OVER_MS
+    assert reign._interval_ms() == REPORT_INTERVAL_MS
 
 
 def test_a_node_that_was_heard_since_the_start_is_not_starting() -> None:

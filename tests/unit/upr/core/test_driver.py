@@ -9,7 +9,15 @@ import pytest
 from millstream.errors import AccessError, StreamError, UsageError
 from millstream.model.position import Position
 from millstream.upr.core.consumer import BarrierReached, StreamEnded, StreamOpened
-from millstream.upr.core.driver import PAUSE_S_MAX, PAUSE_S_MIN, Awaited, Source, StreamDriver
+from millstream.upr.core.driver import (
+    PAUSE_S_MAX,
+    PAUSE_S_MIN,
+    PROMPT_PAUSE_S_MAX,
+    PROMPT_S,
+    Awaited,
+    Source,
+    StreamDriver,
+)
 from millstream.upr.core.messages import Reached, decode_barrier, encode_barrier_reached
 from millstream.wire.cluster_map import ClusterMap, NodeAddress
 from millstream.wire.frames import stream_end
@@ -155,8 +163,13 @@ def test_another_bucket_and_other_partitions_are_refused(driver: StreamDriver) -
 
 
 def test_pauses_grow_until_a_stream_is_open(driver: StreamDriver) -> None:
-    pauses = [driver.next_pause_s() for _ in range(9)]
-    assert pauses == [min(PAUSE_S_MIN * 2**n, PAUSE_S_MAX) for n in range(9)]
+    pauses: list[float] = []
+    while sum(pauses) < PROMPT_S:
+        pauses.append(driver.next_pause_s())
+    assert pauses[:2] == [PAUSE_S_MIN, 2 * PAUSE_S_MIN]
+    assert max(pauses) == PROMPT_PAUSE_S_MAX, "a partition may be promoted soon"
+    later = [driver.next_pause_s() for _ in range(9)]
+    assert later == [min(PROMPT_PAUSE_S_MAX * 2**n, PAUSE_S_MAX) for n in range(1, 10)]
     source = driver.open(NODES[0], b"name", has_extensions=True)
     driver.request(source, 0, Position(), ())
     driver.on_event(source, opened(source, 0))
