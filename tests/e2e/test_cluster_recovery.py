@@ -3,11 +3,16 @@
 from __future__ import annotations
 
 import shutil
+import ssl
 from collections.abc import Callable
+from functools import partial
+from pathlib import Path
 
 import pytest
 
-from support.cluster.managed_nodes import ManagedNodes, Writer
+from millstream import connect
+from support.cluster.managed_nodes import ManagedNodes, Writer, run
+from support.node.authorities import Authority
 from support.node.node_process import NodeProcess
 from support.node.waiting import until
 
@@ -58,6 +63,54 @@ def test_the_survivor_of_three_keeps_every_majority_write_and_two_new_nodes_join
     with Writer(nodes) as later:
         until(lambda: later.count > 20, lambda: (later.errors, nodes.logs()))
     later.check(nodes)
+
+
+@pytest.mark.slow
+def test_a_cluster_with_users_and_tls_is_recovered_with_its_users(
+    make_node: Make, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    ours = Authority(tmp_path, "ours")
+    files = ("--tls-cert", str(ours.issue("node")), "--tls-ca", str(ours.file))
+    secret = {"MILLSTREAM_CLUSTER_SECRET": "a secret of the cluster"}
+    make = partial(make_node, *files, "--user", "ada:secret", env=secret)
+    for name, value in (("USER", "ada"), ("PASSWORD", "secret"), ("TLS_CA", str(ours.file))):
+        monkeypatch.setenv(f"MILLSTREAM_{name}", value)
+    tls = ssl.create_default_context(cafile=str(ours.file))
+    nodes = ManagedNodes(make, login=("ada", "secret"), tls=tls)
+    nodes.start("n1")
+    password = tmp_path / "password"
+    password.write_text("of bob")
+    at = str(nodes.nodes["n1"].ready["kv"])
+    added = run(
+        "user", "add", "bob", "--role", "read:default", "--new-password-file", str(password),
+        "--connect", at,
+    )  # fmt: skip
+    assert added.returncode == 0, added.stderr
+    nodes.command("n1", "init", "--name", "test")
+    for name in ("n2", "n3"):
+        nodes.join(name, "n1")
+    nodes.bucket("n1", "set", "default", "--replicas", "2")
+    nodes.command("n1", "rebalance", "--wait")
+    nodes.until_whole("n1")
+    until(lambda: nodes.may_fail("n1") == 1, nodes.logs)
+    keys = [f"k{number}" for number in range(40)]
+    options = {"bucket": "default", "user": "ada", "password": "secret", "tls": tls}
+    with connect([at], **options) as client:
+        for key in keys:
+            client.upsert(key, {"n": key}, durability="majority")
+    lose(nodes, "n2", "n3")
+    told = nodes.command("n1", "recover", "--without", "n2", "--without", "n3", "--yes")
+    assert told["is_done"]
+    nodes.until_served(["n1"])
+    nodes.join("n4", "n1")
+    nodes.command("n1", "rebalance", "--wait")
+    for name in ("n1", "n4"):
+        until(
+            lambda name=name: nodes.ask(name, "/default", ("bob", "of bob"))[0] == 200, nodes.logs
+        )
+        assert nodes.ask(name, "/default", ("bob", "another"))[0] == 401
+    with connect([str(nodes.nodes["n4"].ready["kv"])], **options) as client:
+        assert [client.get(key).value for key in keys] == [{"n": key} for key in keys]
 
 
 @pytest.mark.slow

@@ -34,6 +34,7 @@ class ClusterDouble:
 
     def __init__(self, *, is_managed: bool = True) -> None:
         self.is_managed = is_managed
+        self.has_nothing = True
         self.shown: dict[str, Any] = {
             "cluster": {"uuid": "5c1e" + "0" * 28, "name": "flights", "generation": 2},
             "orchestrator": {"node": f"n1{'0' * 30}", "name": "n1", "token": "3:1:884"},
@@ -70,7 +71,8 @@ class ClusterDouble:
         self._check()
         self.asked.append(("join", address, zone, roles))
         self.is_managed = True
-        return {"cluster": self.shown["cluster"]["uuid"], "name": "flights", "node": "n2"}
+        found = {"cluster": self.shown["cluster"]["uuid"], "name": "flights", "node": "n2"}
+        return {**found, "has_nothing": self.has_nothing}
 
     async def request(
         self, op: str, args: Mapping[str, Any], by: str, *, timeout_s: float

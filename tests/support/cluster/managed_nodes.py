@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import json
 import os
+import ssl
 import subprocess
 import sys
 import threading
@@ -20,11 +21,12 @@ from typing import Any, Self
 
 from millstream import connect
 from millstream.errors import MillstreamError
-from support.kv.nodes_with_map import ask
+from support.http.http_calls import call
 from support.node.node_process import NodeProcess, free_port
 from support.node.waiting import until
 
 BUCKET = "default"
+COMMAND_S = 300.0
 _PORTS = ("kv", "http", "coord", "peer")
 
 
@@ -42,11 +44,21 @@ class ManagedNodes:
     Args:
         make: makes a node that was not started, in a directory of this name.
         partitions: of the bucket `default` of the first node.
+        login: an administrator, where there are users. Commands take it from the environment.
+        tls: of connections to the nodes' pages.
     """
 
-    def __init__(self, make: Callable[..., NodeProcess], partitions: int = 16) -> None:
+    def __init__(
+        self,
+        make: Callable[..., NodeProcess],
+        partitions: int = 16,
+        *,
+        login: tuple[str, str] | None = None,
+        tls: ssl.SSLContext | None = None,
+    ) -> None:
         self._make = make
         self._partitions = partitions
+        self._login, self._tls = login, tls
         self.nodes: dict[str, NodeProcess] = {}
 
     def start(self, name: str) -> NodeProcess:
@@ -60,7 +72,8 @@ class ManagedNodes:
 
     def command(self, at: str, *words: str, code: int = 0) -> dict[str, Any]:
         """Run `millstream cluster ... --json` at a node; return what it printed."""
-        done = run("cluster", *words, "--json", "--connect", str(self.nodes[at].ready["kv"]))
+        place = ("--connect", str(self.nodes[at].ready["kv"]))
+        done = run("cluster", *words, "--json", *place, timeout_s=COMMAND_S)
         assert done.returncode == code, (words, done.returncode, done.stdout, done.stderr)
         found: dict[str, Any] = json.loads(done.stdout) if done.stdout.strip() else {}
         return found
@@ -94,9 +107,16 @@ class ManagedNodes:
         self.start(name)
         self.command(name, "join", str(self.nodes[to].ready["http"]))
 
+    def ask(
+        self, at: str, path: str, login: tuple[str, str] | None = None
+    ) -> tuple[int, Any]:  # fmt: skip
+        """Return status and JSON of a page of a node."""
+        base = self.nodes[at].http
+        return call(base, "GET", path, login=login or self._login, tls=self._tls)
+
     def status(self, at: str) -> dict[str, Any]:
         """Return the status of the cluster as one node tells it; empty: it cannot tell."""
-        status, answer = ask(self.nodes[at], "GET", "/cluster")
+        status, answer = self.ask(at, "/_millstream/cluster")
         found: dict[str, Any] = answer if status == 200 else {}
         return found
 
@@ -111,7 +131,7 @@ class ManagedNodes:
 
     def standings(self, at: str, bucket: str = BUCKET) -> list[dict[str, Any]]:
         """Return how a node's copies stand."""
-        status, answer = ask(self.nodes[at], "GET", f"/buckets/{bucket}/standings")
+        status, answer = self.ask(at, f"/_millstream/buckets/{bucket}/standings")
         assert status == 200, answer
         found: list[dict[str, Any]] = answer["standings"]
         return found

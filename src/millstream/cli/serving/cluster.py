@@ -123,10 +123,10 @@ def join(
     print(_own(found))
     for warning in found.get("warnings", ()):
         print(f"! {warning}", file=sys.stderr)
-    if moved is None:
-        print("it has nothing yet: `millstream cluster rebalance` moves partitions to it")
-    else:
+    if moved is not None:
         print(moves_text(moved))
+    elif found.get("has_nothing", True):
+        print("it has nothing yet: `millstream cluster rebalance` moves partitions to it")
 
 
 @app.command()

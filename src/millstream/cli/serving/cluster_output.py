@@ -198,7 +198,11 @@ def unserved_of(found: Mapping[str, Any]) -> str:
 
 
 def left_of(found: Mapping[str, Any]) -> str:
-    """Say what is under way; empty if nothing is."""
+    """Say what is under way; empty if nothing is.
+
+    Copies for which there are too few data nodes, failed ones included, are not waited for.
+    """
+    hosts = sum("data" in one["roles"] and one["state"] != "out" for one in found["nodes"])
     if found["plan"] is not None:
         return "a rebalance"
     for node in found["nodes"]:
@@ -210,6 +214,6 @@ def left_of(found: Mapping[str, Any]) -> str:
         count = bucket["partitions"]
         if bucket["served"] < count:
             return f"bucket {bucket['name']}: {bucket['served']} of {count} partitions are served"
-        if bucket["whole"] < count:
+        if bucket["whole"] < count and hosts > bucket["replicas"]:
             return f"bucket {bucket['name']}: {bucket['whole']} of {count} have all copies"
     return ""

@@ -197,7 +197,8 @@ class Membership:
             async with asyncio.timeout(IN_STEP_S_MAX):
                 await self._agent.until_in_step()
                 while True:
-                    node = (await self._state()).nodes[self._own.uuid]
+                    state = await self._state()
+                    node = state.nodes[self._own.uuid]
                     if node.state != "joining":
                         break
                     await asyncio.sleep(POLL_S)
@@ -212,6 +213,7 @@ class Membership:
             "node": node.name,
             "id": self._own.uuid,
             "state": node.state,
+            "has_nothing": not state.is_named(self._own.uuid),
         }
 
     async def status(self) -> Mapping[str, Any]:

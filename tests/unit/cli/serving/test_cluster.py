@@ -67,6 +67,8 @@ def test_a_cluster_is_made_and_joined(run: Any, cluster: ClusterDouble) -> None:
         ("rebalance", {}, ""),
     ]
     assert json.loads(run("init", "--json").out)["name"] == "flights"
+    cluster.has_nothing = False
+    assert "cluster rebalance" not in text(run("join", "10.0.0.1:5984")), "it has joined before"
 
 
 def test_a_status_shows_members_buckets_and_what_stands_still(

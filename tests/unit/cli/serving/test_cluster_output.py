@@ -56,3 +56,15 @@ def test_partitions_that_are_not_served_or_not_known_are_counted(
     assert "bucket c  dropping" in lines
     assert left_of(found) == "bucket c is dropping"
     assert left_of(ClusterDouble().shown) == ""
+
+
+def test_copies_for_which_there_are_too_few_nodes_are_not_waited_for() -> None:
+    found = ClusterDouble().shown
+    count = len(found["nodes"])
+    lacking = bucket_shown("orders", whole=3, replicas=count - 1)
+    assert left_of(found | {"buckets": [lacking]}) == "bucket orders: 3 of 16 have all copies"
+    failed = node_shown("n1", state="failed")
+    nodes = [failed, *found["nodes"][1:]]
+    assert left_of(found | {"buckets": [lacking], "nodes": nodes}), "it may come back"
+    nodes = [node_shown("n1", state="out"), *found["nodes"][1:]]
+    assert left_of(found | {"buckets": [lacking], "nodes": nodes}) == ""

@@ -79,7 +79,7 @@ async def test_what_was_begun_is_gone_on_with(tmp_path: Path) -> None:
         }  # fmt: skip
         await member_of(other).join(PLACE, zone="", roles=("data",))
         again = await member_of(other).join(PLACE, zone="", roles=())
-        assert again["node"] == "n2"
+        assert (again["node"], again["has_nothing"]) == ("n2", True)
         state = await state_of(here)
         assert state.nodes[other.uuid].roles == ("data",)
         assert other.pools == ["127.0.0.1:1001"] * 2
