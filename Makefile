@@ -129,11 +129,12 @@ test: lint types accelerator java ## quick, and nodes, commands and Spark as use
 ci: export MILLSTREAM_FORBID_SKIPS = 1
 ci: export MILLSTREAM_THOROUGH = 1
 ci: export PYTEST_ADDOPTS = --randomly-seed=1
-ci: test ## the same with faults, simulators, outside clients and slow tests; a skipped test fails (about 45 min)
+ci: test ## the same with faults, simulators, outside clients and slow tests; a skipped test fails (about 40 min)
 	@$(PYTEST) $(PARALLEL) tests/crash tests/conformance
-	@MILLSTREAM_FORBID_SKIPS=0 MILLSTREAM_PURE=1 $(PYTEST) $(PARALLEL) tests/unit/kv tests/unit/storage tests/unit/vsr
+	@MILLSTREAM_FORBID_SKIPS=0 MILLSTREAM_PURE=1 MILLSTREAM_THOROUGH= \
+	  $(PYTEST) $(PARALLEL) tests/unit/kv tests/unit/storage tests/unit/vsr
 	@$(PYTEST) tests/clusters
-	@PYTHONPATH=tests $(PY) -m simulators.spark_faults --schedules 4
+	@PYTHONPATH=tests $(PY) -m simulators.spark_faults --schedules 4 --first 7
 	@PYTHONPATH=tests $(PY) -m simulators.coordination_faults --minutes 0.5 --seed 1
 	@PYTHONPATH=tests $(PY) -m simulators.coordination_faults --minutes 0.5 --seed 1 --proxies
 	@PYTHONPATH=tests $(PY) -m simulators.cluster_faults --minutes 3 --seed 1

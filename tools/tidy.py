@@ -13,7 +13,9 @@ Rules, each a function over the repository root:
 8. A function has at most `FUNCTION_LINES_MAX` lines, its signature and docstring not counted; a
    class at most `LINES_MAX` lines and `ATTRIBUTES_MAX` attributes. Tests and tools, too.
 9. What pyproject.toml requires is pinned in requirements/: else a fresh clone lacks it.
-10. What a docstring names after `Elsewhere:` as `package.module` is there.
+10. Cancelled waits end: no `asyncio.wait_for`, which in Python 3.11 swallows a cancellation that
+   comes in the same turn as the result.
+11. What a docstring names after `Elsewhere:` as `package.module` is there.
 
 Deliberately elsewhere: style and types (ruff, mypy), layers (import-linter), spelling (codespell).
 """
@@ -266,8 +268,15 @@ def requirements_pinned(root: Path) -> Iterator[str]:
             yield f"pyproject.toml: {wanted} has no pin: run `make lock`"
 
 
-def named_modules_exist(root: Path) -> Iterator[str]:
+def cancelled_waits_end(root: Path) -> Iterator[str]:
     """Rule 10."""
+    for path in _modules(root / "src"):
+        if "asyncio.wait_for(" in path.read_text():
+            yield f"{path.relative_to(root)}: asyncio.wait_for: use asyncio.timeout"
+
+
+def named_modules_exist(root: Path) -> Iterator[str]:
+    """Rule 11."""
     source = root / "src" / "millstream"
     for path in _modules(source):
         elsewhere = _ELSEWHERE.search(ast.get_docstring(_parsed(path)) or "")
@@ -336,6 +345,7 @@ RULES: Final[tuple[Rule, ...]] = (
     nothing_from_outside,
     no_dead_modules,
     requirements_pinned,
+    cancelled_waits_end,
     named_modules_exist,
 )
 

@@ -21,7 +21,7 @@ from millstream.documents.stored import Attachment, Content, StoredDocument
 from millstream.documents.tree import Leaf
 
 __all__ = [
-    "COPIED_BYTES_MAX", "PLAIN", "Data", "Piece", "Shown", "ancestor_generation", "changed_revs",
+    "COPIED_BYTES_MAX", "PLAIN", "Data", "Piece", "Shown", "ancestor_generation",
     "differences", "newer_attachments", "open_leaves", "pieces_of_text", "text_of",
     "within",
 ]  # fmt: skip
@@ -241,13 +241,6 @@ def _known(document: StoredDocument, revs: Sequence[str]) -> dict[str, Leaf]:
         return {winner.rev: winner} if winner.rev in known else {}
     old = {rev: Leaf(rev, document.tree.is_deletion(rev)) for rev in revs if rev in known}
     return old | {leaf.rev: leaf for leaf in document.tree.leaves() if leaf.rev in known}
-
-
-def changed_revs(document: StoredDocument, *, all_leaves: bool) -> list[str]:
-    """Return the revisions that a row of changes names."""
-    if not all_leaves:
-        return [document.winner.rev]
-    return [leaf.rev for leaf in document.tree.leaves()]
 
 
 def differences(document: StoredDocument | None, revs: Sequence[str]) -> dict[str, list[str]]:

@@ -15,9 +15,9 @@ from millstream.trees.core.reader import TreeReader
 from millstream.trees.core.writer import TreeWriter
 from millstream.views.core.collation import encode_key
 from millstream.views.core.query.executor import View
-from millstream.views.core.query.parameters import MapRow, query_map
 from millstream.views.core.reduce.reductions import ViewReducer
 from millstream.views.core.rows import pairs_of, row_key, row_value
+from support.views.query_reference import MapRow, query_map
 
 __all__ = [
     "TREE_REDUCER",

@@ -10,7 +10,6 @@ from millstream.documents.reading import (
     PLAIN,
     Shown,
     ancestor_generation,
-    changed_revs,
     differences,
     newer_attachments,
     open_leaves,
@@ -147,11 +146,6 @@ def test_open_leaves():
     gone = StoredDocument(EMPTY, {}, is_purged=True)
     assert open_leaves(gone, None, latest=False) == []
     assert open_leaves(gone, ["1-a"], latest=False) == ["1-a"]
-
-
-def test_rows_of_changes_name_leaves():
-    assert changed_revs(document(), all_leaves=False) == ["3-c"]
-    assert changed_revs(document(), all_leaves=True) == ["3-c", "2-x", "2-w", "3-u", "2-y"]
 
 
 def test_differences():

@@ -52,6 +52,7 @@ FIELDS = "".join(f"        self.f{n} = {n}\n" for n in range(41))
         ("mentions_resolve", "src/millstream/one.py", '"""See docs/one.md."""'),
         ("nothing_from_outside", "docs/one.md", "see .." + "/shared for it"),
         ("no_dead_modules", "src/millstream/kv/one.py", CODE),
+        ("cancelled_waits_end", "src/millstream/one.py", "await asyncio.wait" + "_for(x, 1)\n"),
         ("requirements_pinned", "pyproject.toml", '[project]\ndependencies = ["a-b[c]>=2"]\n'),
         (
             "named_modules_exist",

@@ -70,7 +70,6 @@ __all__ = [
     "result_path",
     "state_from_elements",
     "to_json",
-    "user_path",
 ]
 
 ROOT: Final = "/.system"
@@ -331,11 +330,6 @@ def index_map_path(uuid: str) -> str:
 def result_path(request: str) -> str:
     """Return the path of the answer to a request."""
     return f"{ROOT}/results/{request}"
-
-
-def user_path(name: str) -> str:
-    """Return the path of a user."""
-    return f"{ROOT}/users/{name}"
 
 
 def to_json(value: msgspec.Struct | None) -> bytes:

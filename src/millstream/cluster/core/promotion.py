@@ -41,7 +41,6 @@ __all__ = [
     "next_branch",
     "next_map",
     "serving",
-    "stale_actives",
     "winner_of",
     "without_node",
 ]
@@ -145,15 +144,6 @@ def serving(row: Row, answers: Answers) -> str | None:
     newest = max((standing.last_branch for standing in known.values()), default=0)
     actives = [name for name, standing in known.items() if standing.state is _ACTIVE]
     return next((name for name in actives if known[name].branch >= newest), None)
-
-
-def stale_actives(row: Row, answers: Answers) -> tuple[str, ...]:
-    """Return the nodes with active copies other than the serving one; () if none serves."""
-    chosen = serving(row, answers)
-    if chosen is None:
-        return ()
-    actives = (n for n, standing in _known(row, answers).items() if standing.state is _ACTIVE)
-    return tuple(name for name in actives if name != chosen)
 
 
 def next_map(bucket_map: BucketMap, actives: Mapping[int, str]) -> BucketMap:

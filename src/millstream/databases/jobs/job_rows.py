@@ -120,7 +120,8 @@ class JobRows:
                         yield told
             except UnavailableError:  # a partition moves, or has moved
                 with suppress(TimeoutError):
-                    await asyncio.wait_for(self._happened.wait(), LOOK_AGAIN_S)
+                    async with asyncio.timeout(LOOK_AGAIN_S):
+                        await self._happened.wait()
 
     async def _rows_of(self, active: dict[int, int]) -> AsyncGenerator[JobRow | Left, None]:
         """Yield the documents of these partitions until the active set or a history changes."""

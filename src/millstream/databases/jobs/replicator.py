@@ -138,7 +138,8 @@ class ReplicatorDocuments:
                     continue
                 await self._follow(self._rows, scheduler)
                 with suppress(TimeoutError):
-                    await asyncio.wait_for(self._is_up.wait(), RETRY_S)
+                    async with asyncio.timeout(RETRY_S):
+                        await self._is_up.wait()
         finally:
             await self._tasks.stop()
 

@@ -235,7 +235,8 @@ class Compactor:
 
     async def _sleep(self, seconds: float) -> None:
         with suppress(TimeoutError):
-            await asyncio.wait_for(self._wake.wait(), seconds)
+            async with asyncio.timeout(seconds):
+                await self._wake.wait()
 
     async def _look(self) -> None:
         """Make a pass if it is due or requested; on a full disk wait, then make it."""

@@ -14,7 +14,7 @@ import asyncio
 import logging
 import time
 from collections.abc import Callable, Mapping
-from contextlib import AbstractAsyncContextManager
+from contextlib import AbstractAsyncContextManager, suppress
 from typing import Final
 
 from millstream.errors import MillstreamError, UnavailableError, UsageError
@@ -119,10 +119,9 @@ class Scheduler:
 
     async def _wait(self, until_ms: float | None) -> None:
         left_s = None if until_ms is None else max(0.0, until_ms - self._now_ms()) / _MS_PER_S
-        try:
-            await asyncio.wait_for(self._happened.wait(), left_s)
-        except TimeoutError:
-            return
+        with suppress(TimeoutError):
+            async with asyncio.timeout(left_s):
+                await self._happened.wait()
 
     async def _finish(self, name: str, job: Job) -> None:
         error: MillstreamError | None = None

@@ -32,7 +32,6 @@ from millstream.cluster.core.elements import (
     result_path,
     state_from_elements,
     to_json,
-    user_path,
 )
 from millstream.cluster.core.settings import Settings, settings_to_json
 from millstream.errors import CorruptionError
@@ -157,5 +156,4 @@ def test_requests_come_back_and_have_a_place_for_their_result() -> None:
     request = Request("r1", "rebalance", {"add": ["n4"]}, "admin")
     assert msgspec.json.decode(to_json(request), type=Request) == request
     assert result_path("r1") == "/.system/results/r1"
-    assert user_path("ann") == "/.system/users/ann"
     assert to_json(None) == b""

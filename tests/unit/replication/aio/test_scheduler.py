@@ -68,6 +68,20 @@ async def test_a_job_is_completed(node):
     assert node.scheduler.run_of("one").statistics.docs_written == 1
 
 
+async def test_it_ends_although_something_happens_in_the_same_turn():
+    node = Node()
+    node.error = UnavailableError("down")
+    task = asyncio.ensure_future(node.scheduler.run())
+    node.add("one")
+    await node.until("one", "crashing")  # now it waits until the job is due again
+    await asyncio.sleep(0)
+    await node.scheduler.remove("one")
+    task.cancel()
+    done, _ = await asyncio.wait([task], timeout=1)
+    assert done == {task}
+    assert task.cancelled()
+
+
 async def test_a_job_that_crashes_is_run_again_later(node):
     node.error = UnavailableError("down")
     node.add("one")

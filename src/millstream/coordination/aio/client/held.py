@@ -92,7 +92,8 @@ class _Waiting:
             with suppress(ConditionError, UnavailableError, UsageError):
                 await self._say(verb)
         try:
-            await asyncio.wait_for(asyncio.shield(asking), self._raw.deadline_s)
+            async with asyncio.timeout(self._raw.deadline_s):
+                await asyncio.shield(asking)
         except (ConditionError, UnavailableError, UsageError, TimeoutError):
             asking.cancel()
             return

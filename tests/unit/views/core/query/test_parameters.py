@@ -15,17 +15,14 @@ from millstream.views.core.query.parameters import (
     QUERIES_MAX,
     QUERY_BODY_BYTES_MAX,
     QUERY_TIMEOUT_MS_MAX,
-    MapRow,
     Query,
     body_options,
     multi_options,
     parse_query,
-    query_map,
     query_options,
-    query_reduced,
-    reduce_rows,
     url_options,
 )
+from support.views.query_reference import MapRow, query_map, query_reduced, reduce_rows
 
 
 def rows_of(pairs):
