@@ -78,6 +78,8 @@ def served(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served]:
                 found.ask("PUT", f"/db/{kind}", body, 201)
             for number in range(9):
                 found.ask("PUT", f"/few/d{number}", b"{}", 201)
+            view = b'{"views":{"v":{"map":"function (doc) { emit(doc._id); }"}}}'
+            found.ask("PUT", "/few/_design/v", view, 201)
             yield found
 
 
@@ -178,7 +180,15 @@ LISTS: dict[str, tuple[str, bytes, int]] = {
     "conditions of a feed": (
         "_changes?filter=_selector&since=now", b'{"selector":{"$or":[%b]}}' % CONDITIONS, 200,
     ),
-    "keys": ("_all_docs?limit=10", b'{"keys":[%b]}' % b",".join(IDS[:80_000]), 200),
+    "keys": ("_all_docs", b'{"keys":[%b]}' % b",".join(IDS[:70_000]), 200),
+    "queries with keys": (
+        "_all_docs/queries", b'{"queries":[{"keys":[%b]}]}' % b",".join(IDS[:70_000]), 200,
+    ),
+    "short keys": ("_all_docs?limit=1", b'{"keys":[%b]}' % b",".join([b"[]"] * 300_000), 200),
+    "keys of a view": (
+        "_design/v/_view/v", b'{"keys":[%b]}' % b",".join([b"[]"] * 300_000), 200,
+    ),
+    "what nobody knows": ("_design_docs", b'{"x":[%b]}' % b",".join([b"{}"] * 300_000), 200),
 }  # fmt: skip
 
 
