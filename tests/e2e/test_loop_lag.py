@@ -199,6 +199,29 @@ def test_a_long_list_holds_up_no_loop(served: Served, kind: str) -> None:
     assert min(lags_ms) < LAG_MS_MAX, lags_ms
 
 
+ENDS = b'"source":"http://127.0.0.1:1/x","target":"few"'
+REFUSED: dict[str, tuple[str, str, bytes, int]] = {
+    "attachments": (
+        "PUT", "/few/refused", b'{"_attachments":{%b}}' % b",".join(
+            [b'%b:{"stub":true}' % one for one in IDS[:100_000]]
+        ), 400,
+    ),
+    "ids of a job": (
+        "PUT", "/_replicator/job", b'{%b,"doc_ids":[%b]}' % (ENDS, b",".join(IDS)), 413,
+    ),
+    "ids to replicate": (
+        "POST", "/_replicate", b'{%b,"doc_ids":[%b]}' % (ENDS, b",".join(IDS[:30_000])), 400,
+    ),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("kind", REFUSED)
+def test_what_has_too_many_is_refused_and_holds_up_no_loop(served: Served, kind: str) -> None:
+    method, path, body, status = REFUSED[kind]
+    lags_ms = least_ms(served, method, path, body, status)
+    assert min(lags_ms) < LAG_MS_MAX, lags_ms
+
+
 def test_a_local_document_holds_up_no_loop(served: Served) -> None:
     lags_ms = least_ms(served, "PUT", "/db/_local/x{}", MANY["members"], 201)
     assert min(lags_ms) < LAG_MS_MAX, lags_ms
