@@ -78,6 +78,8 @@ def served(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served]:
                 found.ask("PUT", f"/db/{kind}", body, 201)
             for number in range(9):
                 found.ask("PUT", f"/few/d{number}", b"{}", 201)
+            view = b'{"views":{"v":{"map":"function (doc) { emit(doc._id); }"}}}'
+            found.ask("PUT", "/few/_design/v", view, 201)
             yield found
 
 
@@ -178,7 +180,15 @@ LISTS: dict[str, tuple[str, bytes, int]] = {
     "conditions of a feed": (
         "_changes?filter=_selector&since=now", b'{"selector":{"$or":[%b]}}' % CONDITIONS, 200,
     ),
-    "keys": ("_all_docs?limit=10", b'{"keys":[%b]}' % b",".join(IDS[:80_000]), 200),
+    "keys": ("_all_docs", b'{"keys":[%b]}' % b",".join(IDS[:70_000]), 200),
+    "queries with keys": (
+        "_all_docs/queries", b'{"queries":[{"keys":[%b]}]}' % b",".join(IDS[:70_000]), 200,
+    ),
+    "short keys": ("_all_docs?limit=1", b'{"keys":[%b]}' % b",".join([b"[]"] * 300_000), 200),
+    "keys of a view": (
+        "_design/v/_view/v", b'{"keys":[%b]}' % b",".join([b"[]"] * 300_000), 200,
+    ),
+    "what nobody knows": ("_design_docs", b'{"x":[%b]}' % b",".join([b"{}"] * 300_000), 200),
 }  # fmt: skip
 
 
@@ -186,6 +196,29 @@ LISTS: dict[str, tuple[str, bytes, int]] = {
 def test_a_long_list_holds_up_no_loop(served: Served, kind: str) -> None:
     page, body, status = LISTS[kind]
     lags_ms = least_ms(served, "POST", f"/few/{page}", body, status)
+    assert min(lags_ms) < LAG_MS_MAX, lags_ms
+
+
+ENDS = b'"source":"http://127.0.0.1:1/x","target":"few"'
+REFUSED: dict[str, tuple[str, str, bytes, int]] = {
+    "attachments": (
+        "PUT", "/few/refused", b'{"_attachments":{%b}}' % b",".join(
+            [b'%b:{"stub":true}' % one for one in IDS[:100_000]]
+        ), 400,
+    ),
+    "ids of a job": (
+        "PUT", "/_replicator/job", b'{%b,"doc_ids":[%b]}' % (ENDS, b",".join(IDS)), 413,
+    ),
+    "ids to replicate": (
+        "POST", "/_replicate", b'{%b,"doc_ids":[%b]}' % (ENDS, b",".join(IDS[:30_000])), 400,
+    ),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("kind", REFUSED)
+def test_what_has_too_many_is_refused_and_holds_up_no_loop(served: Served, kind: str) -> None:
+    method, path, body, status = REFUSED[kind]
+    lags_ms = least_ms(served, method, path, body, status)
     assert min(lags_ms) < LAG_MS_MAX, lags_ms
 
 

@@ -21,8 +21,8 @@ from millstream.documents.revisions import GENERATION_MAX, Path, checked_rev, is
 from millstream.errors import UsageError
 
 __all__ = [
-    "DOCUMENT_ID_BYTES_MAX", "REVISIONS_SENT_MAX", "Sent", "checked_id", "local_rev",
-    "parse_local", "parse_sent",
+    "ATTACHMENTS_SENT_MAX", "DOCUMENT_ID_BYTES_MAX", "REVISIONS_SENT_MAX", "Sent", "checked_id",
+    "local_rev", "parse_local", "parse_sent",
 ]  # fmt: skip
 
 DOCUMENT_ID_BYTES_MAX: Final = 250
@@ -30,6 +30,8 @@ DOCUMENT_ID_BYTES_MAX: Final = 250
 REVISIONS_SENT_MAX: Final = 1_000_000
 """Ancestors in `_revisions`."""
 _IGNORED: Final = frozenset(("_revs_info", "_conflicts", "_deleted_conflicts", "_local_seq"))
+ATTACHMENTS_SENT_MAX: Final = 10_000
+"""Attachments of one revision, also of one that was made elsewhere."""
 _LOCAL_MEMBERS: Final = frozenset({"_id", "_rev", "_deleted", "_attachments", "_revisions"})
 _LOCAL_REV: Final = re.compile(r"0-([0-9]{1,18})")
 
@@ -166,4 +168,8 @@ def _path(value: object) -> Path:
 def _table(value: object) -> Mapping[str, Mapping[str, Any]]:
     if not isinstance(value, dict) or not all(isinstance(one, dict) for one in value.values()):
         raise UsageError("_attachments must be an object of objects", code="bad_request")
+    if len(value) > ATTACHMENTS_SENT_MAX:
+        raise UsageError(
+            f"a document has at most {ATTACHMENTS_SENT_MAX} attachments", code="bad_request"
+        )
     return value

@@ -28,6 +28,7 @@ from millstream.gateway.core.changes_rows import RowMaker
 from millstream.kv.aio.documents.changes import BucketChanges
 from millstream.kv.core.bucket import Bucket
 from millstream.model.partitions import PartitionState, partition_of
+from millstream.replication.core.jobs import JOB_BYTES_MAX
 
 __all__ = ["LOOK_AGAIN_S", "JobRow", "JobRows", "Left", "Moving"]
 
@@ -133,10 +134,13 @@ class JobRows:
                 self._happened.clear()
                 async for piece in walk.pieces():
                     for row in maker.rows(piece.frames):
-                        told = self._row(piece.snapshot.partition_id, row.text)
+                        text = b"".join((row.text, *row.more))
+                        told = self._row(piece.snapshot.partition_id, text)
                         if found is not None and told.doc is not None:
                             found.add(told.doc_id)
                         yield told
+                        if row.more:
+                            await asyncio.sleep(0)
                 if found is not None:
                     yield Left(frozenset(active), frozenset(found))
                     found = None
@@ -146,7 +150,9 @@ class JobRows:
 
     def _row(self, partition: int, text: bytes) -> JobRow:
         row = _row_of(b'{"seq":0' + text)
-        doc = None if row.deleted else parse(bytes(row.doc))
+        doc: dict[str, Any] | None = None
+        if not row.deleted:  # one that is too large says nothing, so its job fails
+            doc = {} if len(row.doc) > JOB_BYTES_MAX else parse(bytes(row.doc))
         key = _state_key(row.id, partition, self.partition_count)
         return JobRow(partition, key, row.id, row.changes[0]["rev"], doc)
 

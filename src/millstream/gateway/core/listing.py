@@ -11,7 +11,9 @@ Elsewhere: parameters (`views.core.query.parameters`), pages
 from __future__ import annotations
 
 from bisect import bisect_left, bisect_right
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import replace
+from itertools import islice
 from typing import Any, NamedTuple
 
 import msgspec
@@ -19,9 +21,18 @@ import msgspec
 from millstream.documents.reading import Piece
 from millstream.errors import UsageError
 from millstream.gateway.core.documents import document_pieces
-from millstream.views.core.query.parameters import MISSING, Query
+from millstream.views.core.query.large_bodies import PackedKeys
+from millstream.views.core.query.parameters import (
+    MISSING,
+    Query,
+    body_options,
+    multi_options,
+    parse_query,
+)
 
-__all__ = ["Listed", "list_documents"]
+__all__ = [
+    "Listed", "id_bytes", "keys_asked", "list_documents", "parse_listing", "parse_listings",
+]  # fmt: skip
 
 
 Row = tuple[bytes, tuple[Piece, ...]]
@@ -83,12 +94,60 @@ def _text(head: dict[str, Any], rows: Iterable[Row]) -> Iterator[Piece]:
     yield b"]}\n" if before == b"," else before + b"]}\n"
 
 
+def parse_listing(body: bytes, url: Mapping[str, Any], is_of_all: bool) -> Query:
+    """Return a query for a list of documents; many keys are packed.
+
+    Args:
+        body: of the request; empty: there is none.
+        url: parameters of its address; they win.
+        is_of_all: whether the list is `_all_docs`: keys may be anything, a range may be empty.
+
+    Raises:
+        UsageError: `query_parse_error`, `bad_request`.
+    """
+    return _parsed(body_options(body) | dict(url), is_of_all)
+
+
+def parse_listings(body: bytes, url: Mapping[str, Any]) -> list[Query]:
+    """Return the queries in a body with `queries` to `_all_docs`; raises as `parse_listing`."""
+    return [_parsed(dict(url) | options, True) for options in multi_options(body)]
+
+
+def _parsed(options: Mapping[str, Any], is_of_all: bool) -> Query:
+    query = parse_query(options)
+    if is_of_all:
+        query.check(has_reduce=False, encode=id_bytes, may_be_empty=True)
+        for key in (query.key, query.startkey, query.endkey):
+            if key is not MISSING:
+                id_bytes(key)
+    else:
+        query.check(has_reduce=False)
+        for key in query.keys or ():
+            _id(key)
+    if query.keys is None:
+        return query
+    return replace(query, keys=PackedKeys(query.keys))
+
+
+def id_bytes(value: Any) -> bytes:
+    """Return the bytes of an id that a query names.
+
+    Raises:
+        UsageError: `query_parse_error`: it is no string.
+    """
+    return _id(value).encode(errors="surrogatepass")
+
+
+def keys_asked(query: Query) -> Iterator[Any]:
+    """Return the keys of a query in the order of their rows, also those that are skipped."""
+    keys: Sequence[Any] = query.keys or ()
+    return reversed(keys) if query.descending else iter(keys)
+
+
 def _by_keys(documents: Sequence[Listed], query: Query) -> Iterator[Row]:
     by_id = {document.id: document for document in documents}
-    keys = list(query.keys or ())
-    if query.descending:
-        keys.reverse()
-    for key in keys[query.skip : None if query.limit is None else query.skip + query.limit]:
+    end = None if query.limit is None else query.skip + query.limit
+    for key in islice(keys_asked(query), query.skip, end):
         document = by_id.get(_id(key))
         if document is None:
             yield msgspec.json.encode({"key": key, "error": "not_found"}), ()
@@ -100,7 +159,7 @@ def _edge(ids: Sequence[bytes], key: Any, default: int, *, is_after: bool) -> in
     if key is MISSING:
         return default
     search = bisect_right if is_after else bisect_left
-    return search(ids, _id(key).encode(errors="surrogatepass"))
+    return search(ids, id_bytes(key))
 
 
 def _id(key: Any) -> str:

@@ -31,6 +31,7 @@ __all__ = [
     "CONNECTIONS_DEFAULT",
     "CONNECTIONS_MAX",
     "DOC_IDS_MAX",
+    "JOB_BYTES_MAX",
     "TIMEOUT_DEFAULT_MS",
     "WORKERS_DEFAULT",
     "WORKERS_MAX",
@@ -56,7 +57,10 @@ CHECKPOINT_INTERVAL_DEFAULT_MS: Final = 30_000
 CHECKPOINT_INTERVAL_MIN_MS: Final = 100
 TIMEOUT_DEFAULT_MS: Final = 30_000
 TIMEOUT_MAX_MS: Final = 600_000
-DOC_IDS_MAX: Final = 100_000
+DOC_IDS_MAX: Final = 5000
+"""Ids of documents in one job. More are for several jobs, or a selector."""
+JOB_BYTES_MAX: Final = 512 * 1024
+"""Size of a document of `_replicator`."""
 _EXCLUSIVE: Final = "`doc_ids`,`filter`,`selector` are mutually exclusive"
 _TYPES: Final[Sequence[tuple[str, type | tuple[type, ...], str]]] = (
     ("create_target", bool, "a boolean"),
@@ -265,14 +269,17 @@ def _forbidden(reason: str) -> AccessError:
 
 def _filters(form: Mapping[str, Any]) -> dict[str, Any]:
     names, selector, filter_ = form.get("doc_ids"), form.get("selector"), form.get("filter")
+    if isinstance(names, Sequence) and len(names) > DOC_IDS_MAX:
+        raise _refused(
+            f"parameter `doc_ids` has more than {DOC_IDS_MAX} elements: make several jobs, or "
+            "give a selector"
+        )
     if names is not None and not _is_texts(names):
         raise _refused("parameter `doc_ids` must be an array")
     if selector is not None and not isinstance(selector, Mapping):
         raise _refused("parameter `selector` must be a JSON object")
     if sum(each is not None for each in (names, selector, filter_)) > 1:
         raise _refused(_EXCLUSIVE)
-    if names is not None and len(names) > DOC_IDS_MAX:
-        raise _refused(f"parameter `doc_ids` has more than {DOC_IDS_MAX} elements")
     params = _object(form, "query_params", "an object")
     _check_filter(filter_, params)
     return {

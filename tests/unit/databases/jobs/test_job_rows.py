@@ -16,6 +16,7 @@ from millstream.errors import ConditionError
 from millstream.model.partitions import PartitionState, partition_of
 from millstream.node.engine import Engine
 from millstream.node.settings import Settings
+from millstream.replication.core.jobs import JOB_BYTES_MAX
 
 NAME = "_replicator"
 PARTITIONS = 4
@@ -113,6 +114,14 @@ async def test_numbers_of_any_size_end_nothing(reader: Reader) -> None:
     await reader.write("d0", text=b'{"n":%b}' % (b"9" * 5000))
     await reader.write("d1")
     await reader.until(lambda: reader.here.keys() == {"d0", "d1"})
+
+
+async def test_documents_of_any_size_end_nothing(reader: Reader) -> None:
+    """Once a row came in several pieces, no job was followed any more."""
+    await reader.write("d0", text=b'{"n":"%b"}' % (b"9" * 100_000))
+    await reader.write("d2", text=b'{"n":"%b"}' % (b"9" * JOB_BYTES_MAX))
+    await reader.write("d1")
+    await reader.until(lambda: reader.here.keys() == {"d0", "d1", "d2"})
 
 
 async def test_a_partition_that_goes_takes_its_documents_along(reader: Reader) -> None:

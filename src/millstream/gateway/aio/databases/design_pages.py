@@ -27,6 +27,7 @@ from millstream.gateway.aio.answers import (
     read_body,
     require,
 )
+from millstream.gateway.aio.listing import asked_list
 from millstream.gateway.aio.parsing import interpreted
 from millstream.gateway.aio.streaming import as_they_come, stream
 from millstream.gateway.core.documents import (
@@ -43,12 +44,6 @@ from millstream.gateway.core.documents import (
 )
 from millstream.gateway.core.listing import Listed, list_documents
 from millstream.kv.core.revisions.design_documents import StoredDesign
-from millstream.views.core.query.parameters import (
-    QUERY_BODY_BYTES_MAX,
-    body_options,
-    parse_query,
-    url_options,
-)
 
 __all__ = ["routes"]
 
@@ -117,11 +112,7 @@ async def _copy(request: web.Request) -> web.Response:
 async def _design_docs(request: web.Request) -> web.StreamResponse:
     bucket = request.match_info[DATABASE]
     require(request, "read", bucket, instead="design")
-    options = url_options(request.query.items())
-    if request.method == "POST":
-        options = body_options(await read_body(request, QUERY_BODY_BYTES_MAX)) | options
-    query = parse_query(options)
-    query.check(has_reduce=False)
+    query = await asked_list(request)
     designs = await request.app[NODE_API].designs.all(bucket)
     pieces = list_documents([Listed(f"_design/{d.name}", d.rev, d.body) for d in designs], query)
     return await stream(request, as_they_come(pieces), {})

@@ -25,7 +25,7 @@ from aiohttp.typedefs import Handler
 from millstream.errors import ConditionError, UsageError
 from millstream.gateway.aio.answers import DATABASE, NODE_API, answer, read_object, require
 from millstream.model.bucket_names import REPLICATOR
-from millstream.replication.core.jobs import parse_job
+from millstream.replication.core.jobs import JOB_BYTES_MAX, parse_job
 from millstream.replication.core.reports import job_name
 
 __all__ = ["PAGE_ROWS_DEFAULT", "guard_replicator", "routes"]
@@ -49,7 +49,7 @@ async def guard_replicator(request: web.Request, handler: Handler) -> web.Stream
 
 async def _replicate(request: web.Request) -> web.Response:
     require(request, "admin")
-    form = await read_object(request)
+    form = await read_object(request, JOB_BYTES_MAX)
     api = request.app[NODE_API].replications
     if form.get("cancel") is True:
         name = _named(form)

@@ -11,7 +11,7 @@ Source: CouchDB's `_all_docs`.
 
 from __future__ import annotations
 
-from collections.abc import AsyncGenerator, AsyncIterator, Mapping
+from collections.abc import AsyncGenerator, AsyncIterator
 from contextlib import aclosing
 from typing import Any, Final
 
@@ -30,17 +30,16 @@ from millstream.gateway.aio.answers import (
     require,
 )
 from millstream.gateway.aio.documents.documents_out import inline_pieces
-from millstream.gateway.aio.parsing import prepare, worked
+from millstream.gateway.aio.listing import asked_list
+from millstream.gateway.aio.parsing import interpreted, prepare, worked
 from millstream.gateway.aio.streaming import Turns, WhileThere, stream
 from millstream.gateway.core.api.documents import DocumentApi
 from millstream.gateway.core.api.node import NodeApi
+from millstream.gateway.core.listing import id_bytes, keys_asked, parse_listings
 from millstream.views.core.query.parameters import (
     MISSING,
     QUERY_BODY_BYTES_MAX,
     Query,
-    body_options,
-    multi_options,
-    parse_query,
     url_options,
 )
 
@@ -55,11 +54,9 @@ _Row = tuple[bytes, tuple[Piece, ...]]
 async def _all_docs(request: web.Request) -> web.StreamResponse:
     bucket = request.match_info[DATABASE]
     require(request, "read", bucket)
-    options = url_options(request.query.items())
-    if request.method == "POST":
-        options = body_options(await read_body(request, QUERY_BODY_BYTES_MAX)) | options
+    query = await asked_list(request, is_of_all=True)
     with WhileThere(request):
-        pieces = (await _listing(request.app[NODE_API], bucket, _parsed(options))).pieces()
+        pieces = (await _listing(request.app[NODE_API], bucket, query)).pieces()
         async with aclosing(pieces):
             return await stream(request, pieces, {"Cache-Control": "must-revalidate"})
 
@@ -68,10 +65,8 @@ async def _queries(request: web.Request) -> web.StreamResponse:
     bucket = request.match_info[DATABASE]
     require(request, "read", bucket)
     common = url_options(request.query.items())
-    asked = [
-        _parsed(common | options)
-        for options in multi_options(await read_body(request, QUERY_BODY_BYTES_MAX))
-    ]
+    body = await read_body(request, QUERY_BODY_BYTES_MAX)
+    asked = await interpreted(parse_listings, body, common)
     api = request.app[NODE_API]
 
     async def results() -> AsyncIterator[Piece]:
@@ -85,21 +80,6 @@ async def _queries(request: web.Request) -> web.StreamResponse:
 
     with WhileThere(request):
         return await stream(request, results(), {})
-
-
-def _parsed(options: Mapping[str, Any]) -> Query:
-    query = parse_query(options)
-    query.check(has_reduce=False, encode=_key, may_be_empty=True)
-    for key in (query.key, query.startkey, query.endkey):
-        if key is not MISSING:
-            _key(key)
-    return query
-
-
-def _key(value: Any) -> bytes:
-    if not isinstance(value, str):
-        raise UsageError(f"key {value!r}: ids are strings", code="query_parse_error")
-    return value.encode(errors="surrogatepass")
 
 
 async def _listing(api: NodeApi, bucket: str, query: Query) -> _Listing:
@@ -147,14 +127,14 @@ class _Listing:
             query.startkey, query.endkey,
         )  # fmt: skip
         if query.key is not MISSING:
-            low = high = _key(query.key)
+            low = high = id_bytes(query.key)
         else:
-            low = low if first is MISSING else _key(first)
-            high = high if last is MISSING else _key(last)
+            low = low if first is MISSING else id_bytes(first)
+            high = high if last is MISSING else id_bytes(last)
         left, skip = query.limit, query.skip
         excluded = None
         if not query.inclusive_end and query.key is MISSING and query.endkey is not MISSING:
-            excluded = _key(query.endkey)
+            excluded = id_bytes(query.endkey)
         found = self._documents.scan(self._bucket, low, high, descending=query.descending)
         async with aclosing(found):
             async for doc_id, document in found:
@@ -171,14 +151,13 @@ class _Listing:
 
     async def _by_keys(self) -> AsyncGenerator[_Row, None]:
         query = self._query
-        keys = list(query.keys or ())
-        if query.descending:
-            keys.reverse()
-        end = None if query.limit is None else query.skip + query.limit
         turns = Turns()
-        for key in keys[query.skip : end]:
+        for number, key in enumerate(keys_asked(query), start=-query.skip):
             await turns.give()
-            yield await self._keyed(key)
+            if number == query.limit:
+                break
+            if number >= 0:
+                yield await self._keyed(key)
 
     async def _keyed(self, key: Any) -> _Row:
         document = None

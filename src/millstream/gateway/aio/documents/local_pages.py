@@ -27,17 +27,12 @@ from millstream.gateway.aio.answers import (
     read_body,
     require,
 )
+from millstream.gateway.aio.listing import asked_list
 from millstream.gateway.aio.parsing import interpreted
 from millstream.gateway.aio.streaming import as_they_come, stream
 from millstream.gateway.core.api.documents import LocalDocument
 from millstream.gateway.core.documents import document_pieces
 from millstream.gateway.core.listing import Listed, list_documents
-from millstream.views.core.query.parameters import (
-    QUERY_BODY_BYTES_MAX,
-    body_options,
-    parse_query,
-    url_options,
-)
 
 __all__ = ["LOCAL_BYTES_MAX", "local_pieces", "routes"]
 
@@ -110,11 +105,7 @@ def _written(doc_id: str, number: int, status: int) -> web.Response:
 async def _list(request: web.Request) -> web.StreamResponse:
     bucket = request.match_info[DATABASE]
     require(request, "read", bucket)
-    options = url_options(request.query.items())
-    if request.method == "POST":
-        options = body_options(await read_body(request, QUERY_BODY_BYTES_MAX)) | options
-    query = parse_query(options)
-    query.check(has_reduce=False)
+    query = await asked_list(request)
     found = await request.app[NODE_API].documents.locals(bucket)
     listed = [Listed(f"_local/{one.id}", f"0-{one.rev}", one.body) for one in found]
     listed.sort(key=lambda one: one.id.encode())

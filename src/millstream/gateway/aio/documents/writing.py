@@ -34,13 +34,13 @@ from millstream.documents.updating import (
     replicated,
     replicated_all,
 )
-from millstream.errors import MillstreamError, UnavailableError
+from millstream.errors import MillstreamError, UnavailableError, UsageError
 from millstream.gateway.aio.answers import NODE_API, USER, require
 from millstream.gateway.aio.parsing import beside
 from millstream.gateway.core.api.documents import Decide
 from millstream.gateway.core.user_documents import shown_roles
 from millstream.model.bucket_names import REPLICATOR
-from millstream.replication.core.jobs import check_document
+from millstream.replication.core.jobs import JOB_BYTES_MAX, check_document
 from millstream.views.core.design.design_code import DocumentChange
 
 __all__ = [
@@ -337,6 +337,12 @@ async def _design_refusal(request: web.Request, bucket: str, edit: Edit) -> Mill
 
 def _job_refusal(edit: Edit) -> MillstreamError | None:
     try:
+        if len(edit.sent.body) > JOB_BYTES_MAX:
+            raise UsageError(
+                f"a document of _replicator has at most {JOB_BYTES_MAX} bytes: make several jobs, "
+                "or give a selector",
+                code="document_too_large",
+            )
         check_document(edit.sent.content)
     except MillstreamError as error:
         return error

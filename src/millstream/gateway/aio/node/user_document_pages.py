@@ -31,6 +31,7 @@ from aiohttp import web
 from millstream.access.users import User
 from millstream.errors import AccessError, ConditionError, UsageError
 from millstream.gateway.aio.answers import NODE_API, USER, answer, raw_answer, read_body, require
+from millstream.gateway.aio.listing import asked_list
 from millstream.gateway.aio.streaming import as_they_come, stream
 from millstream.gateway.core.documents import (
     as_etag,
@@ -49,12 +50,6 @@ from millstream.gateway.core.user_documents import (
     rev_of,
     rights_of,
     user_name,
-)
-from millstream.views.core.query.parameters import (
-    QUERY_BODY_BYTES_MAX,
-    body_options,
-    parse_query,
-    url_options,
 )
 
 __all__ = ["USERS_DATABASE", "USER_DOCUMENT_BYTES_MAX", "routes"]
@@ -106,11 +101,7 @@ async def _info(request: web.Request) -> web.Response:
 
 async def _all_docs(request: web.Request) -> web.StreamResponse:
     require(request, "admin")
-    options = url_options(request.query.items())
-    if request.method == "POST":
-        options = body_options(await read_body(request, QUERY_BODY_BYTES_MAX)) | options
-    query = parse_query(options)
-    query.check(has_reduce=False)
+    query = await asked_list(request)
     users = request.app[NODE_API].users.all()
     documents = [listed(user) for user in users.values()]
     documents.sort(key=lambda one: one.id.encode())

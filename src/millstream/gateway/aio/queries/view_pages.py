@@ -30,14 +30,13 @@ from millstream.gateway.aio.answers import (
     read_body,
     require,
 )
+from millstream.gateway.aio.parsing import interpreted
 from millstream.gateway.aio.streaming import WhileThere, stream
 from millstream.gateway.core.api.node import ViewAnswer
 from millstream.gateway.core.documents import names_etag
+from millstream.views.core.query.large_bodies import view_options, view_queries
 from millstream.views.core.query.parameters import (
     QUERY_BODY_BYTES_MAX,
-    body_options,
-    multi_options,
-    parse_query,
     url_options,
 )
 
@@ -53,7 +52,7 @@ async def _query(request: web.Request) -> web.StreamResponse:
     require(request, "read", bucket)
     options = url_options(request.query.items())
     if request.method == "POST":
-        options = body_options(await _json_body(request)) | options
+        options = await interpreted(view_options, await _json_body(request), options)
     with WhileThere(request):
         found = await _asked(request, options)
         try:
@@ -73,9 +72,7 @@ async def _queries(request: web.Request) -> web.StreamResponse:
     bucket, _ = design_of(request)
     require(request, "read", bucket)
     common = url_options(request.query.items())
-    queries = [common | options for options in multi_options(await _json_body(request))]
-    for options in queries:
-        parse_query(options)
+    queries = await interpreted(view_queries, await _json_body(request), common)
     with WhileThere(request):
         return await stream(request, _results(request, queries), {})
 

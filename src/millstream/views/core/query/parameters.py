@@ -26,6 +26,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping
 
 __all__ = [
+    "KNOWN_NAMES",
     "MISSING",
     "QUERIES_MAX",
     "QUERY_BODY_BYTES_MAX",
@@ -52,6 +53,9 @@ class _Missing:
 
     __slots__ = ()
 
+    def __reduce__(self) -> str:
+        return "MISSING"  # in each process the one that is there
+
 
 MISSING: Final = _Missing()
 
@@ -61,7 +65,7 @@ class Query:
     """A checked query; keys are decoded JSON, MISSING where not given."""
 
     key: Any = MISSING
-    keys: tuple[Any, ...] | None = None
+    keys: Sequence[Any] | None = None
     startkey: Any = MISSING
     endkey: Any = MISSING
     startkey_docid: str | None = None
@@ -134,7 +138,7 @@ class Query:
         if self.keys is not None:
             if reduced and self.level is not None:
                 raise _refused("keys with a reduce function needs group=true")
-            one: tuple[Any, ...] = self.keys
+            one: Sequence[Any] = self.keys
             bounds = [self.key, self.startkey, self.endkey]
             message = "keys cannot be combined with key, startkey or endkey"
         elif self.key is not MISSING:
@@ -180,7 +184,7 @@ _CHOICES: Final[dict[str, tuple[str, ...]]] = {
     "stale": ("ok", "update_after", "false"),
     "on_error": ("stop", "continue"),
 }
-_KNOWN: Final = frozenset({
+KNOWN_NAMES: Final = frozenset({
     "keys", "at", "partition", *_JSON_NAMES, *_BOOL_NAMES, *_COUNT_NAMES, *_TEXT_NAMES, *_CHOICES,
 })  # fmt: skip
 _STALE: Final[dict[str, dict[str, Any]]] = {
@@ -283,7 +287,7 @@ def parse_query(options: Mapping[str, Any]) -> Query:
     members: dict[str, Any] = {}
     for given, value in options.items():
         name = _ALIASES.get(given, given)
-        if name not in _KNOWN:
+        if name not in KNOWN_NAMES:
             continue
         checked = _checked(name, given, value)
         if name == "stale":
