@@ -44,6 +44,8 @@ class View(NamedTuple):
     """Random, as many bits as a branch has noise."""
     is_starting: bool = False
     """The orchestrator's node has just started, so others may be starting, too."""
+    coordinators: frozenset[str] | None = frozenset()
+    """Nodes of the group that has the state; None: not known yet."""
 
 
 class EndSession(NamedTuple):
