@@ -185,9 +185,10 @@ class World(modelled.World):
             boss.group = self.group
 
     def take_away(self, node: Node) -> None:
-        """Nobody is taken away who coordinates, but with its disk."""
+        """Nobody who coordinates is told that it may go, unless it was failed over before."""
         record = self.state().nodes.get(node.name)
-        if record is not None and record.state == "out" and node.name in self.group:
+        is_out = record is not None and record.state == "out" and not record.by
+        if is_out and node.name in self.group:
             raise WrongError(f"{node.name} is out, and coordinates: {sorted(self.group)}")
         super().take_away(node)
 
