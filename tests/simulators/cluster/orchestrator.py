@@ -29,6 +29,8 @@ class Orchestrator:
         self.state: ClusterState | None = None
         self.is_fresh = False
         self.memory = Memory()
+        self.group = self.world.group_at_first()
+        """What it knows of the nodes that coordinate."""
 
     @property
     def reaches_space(self) -> bool:
@@ -80,6 +82,7 @@ class Orchestrator:
             unix_ms=world.now_ms + 1_000_000,
             branch_by_clock=0,
             noise=rng.randrange(4096),
+            coordinators=self.group,
         )
         decision = decide(view, self.memory)
         if decision.is_deposed:

@@ -30,7 +30,7 @@ from millstream.cluster.core.orders import Place
 from millstream.cluster.core.planner import plan_index, plan_rows
 from millstream.cluster.core.recovery import Held, HeldBucket, known_nodes, rebuild
 from millstream.cluster.core.requests import txn_of
-from millstream.cluster.core.settings import Settings
+from millstream.cluster.core.settings import Coordinators, Settings
 from millstream.cluster.core.step import View
 from millstream.cluster.core.writes import (
     create_bucket,
@@ -64,6 +64,9 @@ ROLES: tuple[tuple[Role, ...], ...] = (
 
 
 class World:
+    coordinators: Coordinators = 3
+    """The setting."""
+
     def __init__(self, seed: int) -> None:
         self.rng = rng = random.Random(seed)
         self.lines: list[str] | None = None
@@ -79,6 +82,7 @@ class World:
             auto_failover_max=rng.choice((1, 100)),
             auto_failover_zones=rng.random() < 0.3,
             replace_after_s=3,
+            coordinators=self.coordinators,
         )
         self.window_ms = settings.contact_window_ms
         count = rng.choice((3, 4, 5))
@@ -167,6 +171,10 @@ class World:
 
     def all_nodes(self) -> list[Node]:
         return [node for node in self.nodes.values() if not node.is_gone]
+
+    def group_at_first(self) -> frozenset[str] | None:
+        """Return what a new orchestrator knows of the nodes that coordinate: here are none."""
+        return frozenset()
 
     def a_bucket(self) -> str:
         """Return one of the buckets."""

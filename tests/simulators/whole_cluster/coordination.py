@@ -7,6 +7,7 @@ quorum. Sessions end when the world says so; with them go ephemeral elements and
 from __future__ import annotations
 
 import itertools
+from collections.abc import Callable
 
 from millstream.cluster.core.elements import (
     ORCHESTRATOR,
@@ -35,11 +36,21 @@ class Space:
         """Session of the holder of the lock."""
         self._holder: object | None = None
         self.token = NEVER
-        self.has_quorum = True
+        self.is_working = True
+        self.is_there: Callable[[], bool] = lambda: True
+        """Whether enough of the nodes that coordinate are there."""
         self._elements: dict[str, Element] = {}
         self._state: ClusterState | None = None
         self._changed: set[str] = {ROOT}
         """Elements that have to be read again; the root: all."""
+
+    @property
+    def has_quorum(self) -> bool:
+        return self.is_working and self.is_there()
+
+    @has_quorum.setter
+    def has_quorum(self, has: bool) -> None:
+        self.is_working = has
 
     @property
     def holder(self) -> object | None:

@@ -15,8 +15,6 @@ FAULTS = modelled.FAULTS | {"fill": 5, "slow": 5, "lose_way": 6}
 WRONG = (AssertionError, MillstreamError, KeyError, IndexError, ValueError, RuntimeError)
 """What a schedule may raise that finds something."""
 BEGINNING_TURNS_MAX = 400
-SEEDS_OF_A_KIND = 16
-"""So many seeds play one bucket, the next ones several, and so on."""
 BUCKETS_MAX = 3
 
 
@@ -28,16 +26,16 @@ class Schedule(modelled.Schedule):
 
     def __init__(self, seed: int) -> None:
         super().__init__(seed)
-        self.has_buckets = seed // SEEDS_OF_A_KIND % 2 == 1
         self.weights |= {
             "read_on": 8.0, "tend": 1.5, "write": 9.0, "turn": self.rng.choice((0.5, 2.0, 6.0)),
         }  # fmt: skip
 
     def run(self, steps: int) -> None:
         self.begin()
-        if self.has_buckets:
+        if self.world.is_wide:
+            self.world.found_group()
             self.world.make_bucket()
-            self.weights |= {"make_bucket": 0.7, "drop_bucket": 0.5}
+            self.weights |= {"make_bucket": 0.7, "drop_bucket": 0.5, "regroup": 3.0}
         self.world.go_wrong()
         super().run(steps)
 
@@ -97,6 +95,14 @@ class Schedule(modelled.Schedule):
     def drop_bucket(self, _: Node) -> None:
         self.world.drop_bucket()
 
+    def regroup(self, _: Node) -> None:
+        self.world.regroup()
+
+    def heal_step(self, turn: int) -> None:
+        if turn % 20 == 0:
+            self.world.regroup()
+        super().heal_step(turn)
+
     def read_on(self, _: Node) -> None:
         self.rng.choice(self.world.followers).step()
 
@@ -104,6 +110,11 @@ class Schedule(modelled.Schedule):
         return [*super().everybody(), *self.world.followers]
 
     def lose_disk(self, node: Node) -> None:
+        group = self.world.group - {node.name}
+        if self.world.group and not self.world.is_majority_there(group):
+            return  # coordination would be lost; `make manager ARGS=--restored` plays that
+        if len(group) < len(self.world.group) and 2 * len(group) <= len(self.world.group):
+            return
         super().lose_disk(node)
         self.world.truth.excused |= self.world.truth.struck
 

@@ -3,8 +3,12 @@
 from __future__ import annotations
 
 import itertools
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
+from msgspec.structs import replace
+
+from millstream.cluster.core.coordinators import next_coordinators
+from millstream.cluster.core.elements import NodeRecord
 from millstream.cluster.core.orders import Place
 from millstream.cluster.core.settings import SESSION_TTL_MS
 from millstream.cluster.core.step import View
@@ -12,6 +16,8 @@ from millstream.model.cluster_maps import DataRecord
 from millstream.model.position import FailoverEntry
 from millstream.model.rows import Row
 from simulators.cluster import world as modelled
+from simulators.cluster.orchestrator import Orchestrator
+from simulators.cluster.truth import WrongError
 from simulators.cluster.world import BUCKET, KEY
 from simulators.simulation.truth import Change
 from simulators.whole_cluster.coordination import Space
@@ -19,12 +25,11 @@ from simulators.whole_cluster.node import Node
 from simulators.whole_cluster.readers import Follower
 from simulators.whole_cluster.truth import Truth
 
-if TYPE_CHECKING:
-    from simulators.cluster.orchestrator import Orchestrator
-
 __all__ = ["BUCKET", "World"]
 
 BEAT_MS = 100
+SEEDS_OF_A_KIND = 16
+"""So many seeds play one bucket and coordination beside the nodes, the next ones more."""
 NOW_NS = 1_700_000_000_000_000_000
 
 
@@ -33,6 +38,10 @@ class World(modelled.World):
     truth: Truth
 
     def __init__(self, seed: int) -> None:
+        self.is_wide = seed // SEEDS_OF_A_KIND % 2 == 1
+        """It plays several buckets, and the group of the nodes that coordinate."""
+        self.group: frozenset[str] = frozenset()
+        self.coordinators = 5 if self.is_wide and seed % 2 else 3
         self.numbers = itertools.count(100)
         self.inherits: list[Change] = []
         self.beats: dict[str, int] = {}
@@ -132,6 +141,56 @@ class World(modelled.World):
     def may_reach(self, one: Any, node: Any) -> bool:
         """Whether something that is sent arrives; perhaps nothing comes back."""
         return super().connected(one, node) and self.hears(node, one)
+
+    # ---- nodes that coordinate
+
+    def found_group(self) -> None:
+        """The first node begins; the group grows by itself."""
+        self.group = frozenset(("n0",))
+        self.space.is_there = lambda: self.is_majority_there(self.group)
+        for one in self.orchestrators:
+            one.group = None
+
+    def record_of(self, name: str) -> NodeRecord:
+        record = super().record_of(name)
+        is_able = self.is_wide and (self.coordinators == 5 or int(name[1:]) % 4 != 3)
+        return replace(record, roles=(*record.roles, "coord")) if is_able else record
+
+    def group_at_first(self) -> frozenset[str] | None:
+        return None if self.group else frozenset()
+
+    def is_majority_there(self, group: frozenset[str]) -> bool:
+        there = [one for one in group if self.is_there(self.nodes[one])]
+        return 2 * len(there) > len(group)
+
+    @staticmethod
+    def is_there(node: Node) -> bool:
+        return node.is_up and not node.is_gone and not node.side
+
+    def regroup(self) -> None:
+        """The orchestrator looks at the group, and has it changed."""
+        boss, state = self.space.holder, self.state()
+        if not isinstance(boss, Orchestrator) or not boss.reaches_space or not boss.is_up:
+            return
+        if boss.token != self.space.token or not self.group:
+            return
+        wanted = next_coordinators(state, self.group, self.now_ms + 1_000_000)
+        boss.group = self.group.union(wanted or ())
+        if wanted is None or not self.is_majority_there(frozenset(wanted)):
+            return  # nothing to be done, or the coordination service refuses
+        self.trace(f"{sorted(self.group)} coordinated, now {wanted}")
+        self.count(f"groups of {len(wanted)}")
+        self.group = frozenset(wanted)
+        if self.rng.random() < 0.8:  # else the answer is lost
+            boss.group = self.group
+
+    def take_away(self, node: Node) -> None:
+        """Nobody who coordinates is told that it may go, unless it was failed over before."""
+        record = self.state().nodes.get(node.name)
+        is_out = record is not None and record.state == "out" and not record.by
+        if is_out and node.name in self.group:
+            raise WrongError(f"{node.name} is out, and coordinates: {sorted(self.group)}")
+        super().take_away(node)
 
     # ---- buckets
 

@@ -61,6 +61,7 @@ class Scene:
         record = DataRecord(KEY, active, 1, rows or (("a", "b", "c"),), **others)
         self.memory = Memory()
         self.now_ms, self.is_fresh = 10_000, True
+        self.coordinators: frozenset[str] | None = frozenset()
         self.state = ClusterState(
             cluster=Cluster("c1", "c", 1, 0),
             token=TOKEN,
@@ -118,6 +119,7 @@ class Scene:
         return View(
             "a" if "a" in answered else min(answered, default=""),
             TOKEN, self.state, self.is_fresh, answered, self.now_ms, 1_000_000 + self.now_ms, 0, 7,
+            coordinators=self.coordinators,
         )  # fmt: skip
 
     def step(self) -> Step:

@@ -92,6 +92,8 @@ class CoordinationGroup:
         self._connect = connect
         self.problem = ""
         """Why the group is not as it should be; empty: it is."""
+        self.members: frozenset[str] | None = None
+        """Nodes that may be of the group; None: not known."""
 
     async def tend(self, state: ClusterState) -> bool:
         """Look at the group, and change it if it should be another one; return whether it was."""
@@ -99,6 +101,7 @@ class CoordinationGroup:
             async with self._connect() as client:
                 group = await read_group(client, state)
                 wanted = next_coordinators(state, group.members, time.time_ns() // 1_000_000)
+                self.members = frozenset(group.members).union(wanted or ())
                 if wanted is None:
                     self.problem = ""
                     return False
@@ -108,6 +111,7 @@ class CoordinationGroup:
                 _LOG.warning("nodes that coordinate: %s", error)
             self.problem = str(error)
             return False
+        self.members = frozenset(wanted)
         _LOG.info("%d nodes coordinate: %s", len(wanted), ", ".join(wanted))
         self.problem = ""
         return True

@@ -215,6 +215,7 @@ class Reign:
         """Take steps until another node holds the lock."""
         self._tasks.start(self._watch(), name="changes of the cluster's state")
         if self._group is not None:
+            self._group.members = None  # another orchestrator may have changed the group
             self._tasks.start(self._tend_group(self._group), name="nodes that coordinate")
         loop = asyncio.get_running_loop()
         while True:
@@ -288,6 +289,7 @@ class Reign:
             branch_by_clock=branch_by_clock(now_ns, noise),
             noise=noise,
             starting=self._late.among(state.nodes),
+            coordinators=frozenset() if self._group is None else self._group.members,
         )
 
     def _note(self, decision: Decision) -> None:

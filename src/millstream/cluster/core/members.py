@@ -136,7 +136,18 @@ def _has_returned(step: Step, name: str, node: NodeRecord) -> bool:
 def _is_over(step: Step, name: str, node: NodeRecord) -> bool:
     if node.is_given_up or (node.state == "failed" and node.leaves):
         return name not in step.state.live and not step.state.is_named(name)
-    return node.state == "leaving" and _is_empty(step, name)
+    if node.state != "leaving" or not _is_empty(step, name):
+        return False
+    return not _coordinates(step, name, node)
+
+
+def _coordinates(step: Step, name: str, node: NodeRecord) -> bool:
+    """Return whether a node may be of the group that has the state, so it is still needed."""
+    group = step.view.coordinators
+    if "coord" in node.roles and (group is None or name in group):
+        step.note(f"{node.name} leaves once other nodes coordinate in its place")
+        return True
+    return False
 
 
 def _is_empty(step: Step, name: str) -> bool:

@@ -45,6 +45,8 @@ class View(NamedTuple):
     starting: frozenset[str] = frozenset()
     """Nodes that the orchestrator's node, which has just started, has not heard yet: they may be
     starting, too."""
+    coordinators: frozenset[str] | None = frozenset()
+    """Nodes of the group that has the state; None: not known yet."""
 
 
 class EndSession(NamedTuple):

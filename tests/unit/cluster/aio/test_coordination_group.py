@@ -47,9 +47,11 @@ async def test_the_group_grows_to_three_and_gives_way_to_who_takes_a_place(tmp_p
 
         await becomes(state_of(nodes, 0, 1), "n0")
         assert not await group.tend(state_of(nodes, 0, 1))
+        assert group.members == {"n0"}
         await becomes(state_of(nodes, 0, 1, 2), "n0", "n1", "n2")
         unknown = state_of(nodes, 0, 1, 3)
         await becomes(unknown, "n0", "n1", "n3")
+        assert group.members == {"n0", "n1", "n3"}
         assert not group.problem
     finally:
         for number in list(nodes.running):

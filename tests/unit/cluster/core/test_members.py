@@ -211,6 +211,19 @@ def test_a_leaving_node_is_out_when_nothing_names_it_and_it_has_nothing() -> Non
     assert states(scene.decide()) is None, "it may have a copy that nobody was told of"
 
 
+def test_a_leaving_node_is_not_out_while_it_may_be_of_the_group_that_has_the_state() -> None:
+    scene = replaced(
+        Scene(("b", "c"), active="b"), "a", state="leaving", roles=("data", "coord")
+    )  # fmt: skip
+    for group in (None, frozenset("a"), frozenset("abc")):
+        scene.coordinators = group
+        decision = scene.decide()
+        assert states(decision) is None
+        assert "a leaves once other nodes coordinate in its place" in decision.notes
+    scene.coordinators = frozenset("bcd")
+    assert states(scene.decide()) == "out"
+
+
 def test_a_given_up_node_is_out_when_nothing_names_it() -> None:
     scene = replaced(Scene(("b", "c"), active="b"), "a", state="failed", by="force", boots=1)
     scene.lose("a")

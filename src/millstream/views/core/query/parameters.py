@@ -23,7 +23,7 @@ from millstream.views.core.collation import KEY_DEPTH_MAX, encode_key
 from millstream.views.core.query.wait_for import Wanted, vector_from_json, vector_to_json
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Mapping
+    from collections.abc import Callable, Iterable, Mapping, Sequence
 
 __all__ = [
     "KNOWN_NAMES",
