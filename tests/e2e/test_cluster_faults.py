@@ -9,8 +9,7 @@ import pytest
 
 from simulators.cluster_faults.askers import STILL, Asker, ChangesReader
 from simulators.cluster_faults.plants import EVERY, PLANTS, Plants
-from simulators.cluster_faults.truth import Truth, repeated
-from simulators.cluster_faults.writers import Stop, content_of
+from simulators.cluster_faults.truth import Stop, Truth, content_of, repeated
 from support.cluster.managed_followers import History
 from support.node.waiting import until
 

@@ -19,8 +19,7 @@ from typing import Any
 
 from millstream.client.http import HttpClient
 from millstream.errors import MillstreamError
-from simulators.cluster_faults.truth import Truth, repeated
-from simulators.cluster_faults.writers import Stop
+from simulators.cluster_faults.truth import Stop, Truth, repeated
 
 __all__ = ["DESIGN", "STILL", "Asker", "ChangesReader", "number_of"]
 
