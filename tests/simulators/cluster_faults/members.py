@@ -30,7 +30,7 @@ LISTENERS = {"kv": 11210, "http": 5984, "coord": 7379, "peer": 7380}
 BUCKET = "default"
 PARTITIONS, COPIES, FOUNDERS = 16, 3, 3
 COMMAND_S = 60.0
-SETTLE_S_MAX = 180.0
+SETTLE_S_MAX = 300.0
 """From the healing of everything until all copies and index parts are there again."""
 _ASK_S = 3.0
 _REPEAT_S = 5.0
