@@ -128,6 +128,16 @@ How it is measured:
 - **Locks, elements of sessions, watches, idle sessions**: the same with Debian's ZooKeeper as a
   third group and a generator of its own (`bench/primgen.c`, which defines one operation).
   Sessions are at the primary, watchers at all members.
+- **Clusters**: all nodes share the processors of this machine.
+  - Fail-over of others: the primary is killed with -9, that of Redis with the Sentinel beside it.
+    A write is tried at those that are left, again each 10 ms. etcd's write is on a majority of
+    disks. That of Redis is in the memory of one server, and a later fail-over may lose it.
+  - A lost node's copies: of two nodes with two copies one is killed and removed for good. A third,
+    empty member takes its place. Beside it the same bytes go from a file through a socket into a
+    file.
+  - The idle cost of 100 nodes is computed. The functions of an orchestrator and of a node are
+    timed on the state of such a cluster, and the bytes of their messages are counted. What carries
+    the messages, and what a node does to compile its report, is not in it.
 - **Yardstick**: a fixed loop of pure Python, before and after. If the two differ much, the machine
   changed its speed during the benchmark.
 """

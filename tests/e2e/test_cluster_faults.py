@@ -9,8 +9,7 @@ import pytest
 
 from simulators.cluster_faults.askers import STILL, Asker, ChangesReader
 from simulators.cluster_faults.plants import EVERY, PLANTS, Plants
-from simulators.cluster_faults.truth import Truth, repeated
-from simulators.cluster_faults.writers import Stop, content_of
+from simulators.cluster_faults.truth import Stop, Truth, content_of, repeated
 from support.cluster.managed_followers import History
 from support.node.waiting import until
 
@@ -34,7 +33,7 @@ class MadeUpNode:
             return {"rows": [{"id": k, "value": d["n"]} for k, d in documents.items() if "k" in d]}
         if asked.endswith("/_all_docs"):
             return {"rows": [{"doc": doc} for doc in docs]}
-        changes = [{"id": doc["_id"], "doc": doc} for doc in docs]
+        changes = [{"id": doc["_id"], "changes": [{"rev": "1-a"}], "doc": doc} for doc in docs]
         return {"results": changes[-10:] if "since" in path else changes, "last_seq": "1-x"}
 
 
@@ -66,6 +65,19 @@ def test_an_honest_node_is_right() -> None:
 def test_an_answer_that_lacks_a_row_is_found(plant: str) -> None:
     truth, documents = written()
     assert wrong_with(MadeUpNode(documents), truth, plant)
+
+
+def test_a_change_that_comes_twice_in_an_answer_is_found() -> None:
+    truth, documents = written()
+
+    class Repeating(MadeUpNode):
+        def request(self, method: str, path: str, *, timeout_s: float) -> dict[str, Any]:
+            answer = super().request(method, path, timeout_s=timeout_s)
+            if "results" in answer:
+                answer["results"] += answer["results"][:1]
+            return answer
+
+    assert wrong_with(Repeating(documents), truth)
 
 
 def test_a_change_that_a_reader_misses_is_found() -> None:

@@ -32,7 +32,7 @@ def main() -> int:
     where = "namespaces" if options.hub else "proxies"
     print(f"seed {options.seed}, {options.minutes:g} min, {where}", flush=True)  # noqa: T201
     with tempfile.TemporaryDirectory(prefix="cluster-faults-") as name:
-        folder = options.keep or Path(name)
+        folder = options.keep or Path(name) / "run"
         folder.mkdir()
         outcome = run_once(
             options.seed, options.minutes * 60, folder, options.hub,

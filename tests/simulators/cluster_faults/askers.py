@@ -19,8 +19,7 @@ from typing import Any
 
 from millstream.client.http import HttpClient
 from millstream.errors import MillstreamError
-from simulators.cluster_faults.truth import Truth, repeated
-from simulators.cluster_faults.writers import Stop
+from simulators.cluster_faults.truth import Stop, Truth, repeated
 
 __all__ = ["DESIGN", "STILL", "Asker", "ChangesReader", "number_of"]
 
@@ -113,7 +112,13 @@ class Asker(threading.Thread):
     def _changes(self, http: HttpClient) -> list[str]:
         floors = self._truth.floors()
         found = self._get(http, "/default/_changes?include_docs=true")["results"]
-        return self._documents(floors, [one["doc"] for one in found if not one.get("deleted")])
+        # A document that is written meanwhile may come again with its next revision.
+        wrong = repeated(f"{one['id']} {one['changes'][0]['rev']}" for one in found)
+        if repeated(one["id"] for one in found):
+            self._stop_all.count("_changes: an id with two revisions")
+        last = {one["id"]: one for one in found}
+        docs = [one["doc"] for one in last.values() if not one.get("deleted")]
+        return wrong + self._documents(floors, docs)
 
     def _documents(self, floors: Mapping[str, int], docs: list[dict[str, Any]]) -> list[str]:
         still = sum("still" in doc for doc in docs)

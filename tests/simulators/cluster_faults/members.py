@@ -30,7 +30,7 @@ LISTENERS = {"kv": 11210, "http": 5984, "coord": 7379, "peer": 7380}
 BUCKET = "default"
 PARTITIONS, COPIES, FOUNDERS = 16, 3, 3
 COMMAND_S = 60.0
-SETTLE_S_MAX = 180.0
+SETTLE_S_MAX = 300.0
 """From the healing of everything until all copies and index parts are there again."""
 _ASK_S = 3.0
 _REPEAT_S = 5.0
@@ -71,7 +71,7 @@ class Members(Nodes):
         words = "bucket", "set", BUCKET, "--replicas", f"{COPIES - 1}"
         self._millstream(1, *words, strict=True)
         self.command(1, "rebalance", "--wait", strict=True)
-        until(self.is_settled, lambda: f"{self.status()}\n{self.log_ends()}", SETTLE_S_MAX)
+        until(self.is_settled, lambda: f"{self.cluster_status()}\n{self.log_ends()}", SETTLE_S_MAX)
 
     def join(self, node: int, at: int, *, strict: bool = False) -> None:
         """Have a node join that is alone."""
@@ -112,7 +112,7 @@ class Members(Nodes):
 
         self._administrators.submit(add)
 
-    def status(self) -> dict[str, Any]:
+    def cluster_status(self) -> dict[str, Any]:
         """Return the status as the first node tells it that can; empty: none can."""
         for node in self.numbers:
             if self.processes[node].is_running:
@@ -129,7 +129,7 @@ class Members(Nodes):
         numbers = {self.network.peers_address(node)[0]: node for node in self.numbers}
         return {
             numbers[one["host"]]: one
-            for one in self.status().get("nodes", [])
+            for one in self.cluster_status().get("nodes", [])
             if one["state"] != "out"
         }
 
@@ -139,7 +139,7 @@ class Members(Nodes):
 
     def is_settled(self) -> bool:
         """Whether all members are in, with all copies and index parts, and nothing is moved."""
-        status = self.status()
+        status = self.cluster_status()
         nodes = [one for one in status.get("nodes", []) if one["state"] != "out"]
         buckets = [
             one["partitions"] == one["whole"] == one["served"] == one["indexed"]
@@ -163,7 +163,7 @@ class Members(Nodes):
         while not self.is_settled():
             now = time.monotonic()
             if now > end:
-                text = f"{json.dumps(self.status())}\n{self.log_ends()}"
+                text = f"{json.dumps(self.cluster_status())}\n{self.log_ends()}"
                 return [f"not settled {SETTLE_S_MAX:g} s after all is healed: {text}"]
             if now > next_s:
                 self._help()

@@ -28,8 +28,8 @@ from simulators.cluster_faults.faults import CHANGES, FAULTS, LOSES_MEMORY, Chan
 from simulators.cluster_faults.members import BUCKET, LISTENERS, SETTLE_S_MAX, Members
 from simulators.cluster_faults.plants import PLANTS, Plants
 from simulators.cluster_faults.spark_follower import SparkFollower
-from simulators.cluster_faults.truth import Truth
-from simulators.cluster_faults.writers import WRITERS, SdkWriter, Stop, connected
+from simulators.cluster_faults.truth import Stop, Truth
+from simulators.cluster_faults.writers import WRITERS, SdkWriter, connected
 from simulators.coordination_faults.network import Links, Network, Proxies
 from simulators.coordination_faults.nodes import LOGIN
 from support.cluster.managed_followers import Consuming, Tailing

@@ -15,8 +15,9 @@ import threading
 from bisect import bisect_left
 from collections import Counter
 from collections.abc import Iterable, Mapping
+from typing import Any
 
-__all__ = ["Truth", "repeated"]
+__all__ = ["Stop", "Truth", "content_of", "repeated"]
 
 SHOWN_MAX = 5
 """Differences of one answer that are told."""
@@ -87,6 +88,32 @@ class Truth:
             ]
             wrong += [f"{key} was never written" for key in seen if key not in self._keys]
         return _shortened(wrong)
+
+
+def content_of(key: str, number: int) -> dict[str, Any]:
+    """Return the document of a write."""
+    return {"k": key, "n": number, "pad": "x" * (number % 200)}
+
+
+class Stop:
+    """What all clients of a run have in common: when they stop, what they count and found."""
+
+    def __init__(self) -> None:
+        self.event = threading.Event()
+        self.counts: Counter[str] = Counter()
+        self.wrong: list[str] = []
+        self._lock = threading.Lock()
+
+    def count(self, what: str) -> None:
+        """Count something."""
+        with self._lock:
+            self.counts[what] += 1
+
+    def tell(self, what: str, wrong: list[str]) -> None:
+        """Tell what is wrong with an answer, if anything is."""
+        if wrong:
+            with self._lock:
+                self.wrong.append(f"{what}: {'; '.join(wrong)}")
 
 
 def repeated(keys: Iterable[str]) -> list[str]:

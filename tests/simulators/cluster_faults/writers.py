@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import random
 import threading
-from collections import Counter
 from datetime import timedelta
 from typing import Any
 
@@ -23,9 +22,9 @@ from couchbase.options import (
     UpsertOptions,
 )
 
-from simulators.cluster_faults.truth import Truth
+from simulators.cluster_faults.truth import Stop, Truth, content_of
 
-__all__ = ["WRITERS", "SdkWriter", "Stop", "connected", "content_of"]
+__all__ = ["WRITERS", "SdkWriter", "connected"]
 
 WRITERS = 4
 KEYS = 150
@@ -37,27 +36,6 @@ TIMEOUT_S = 10
 LEVELS = (DurabilityLevel.MAJORITY, DurabilityLevel.PERSIST_TO_MAJORITY)
 
 
-class Stop:
-    """What all clients of a run have in common: when they stop, what they count and found."""
-
-    def __init__(self) -> None:
-        self.event = threading.Event()
-        self.counts: Counter[str] = Counter()
-        self.wrong: list[str] = []
-        self._lock = threading.Lock()
-
-    def count(self, what: str) -> None:
-        """Count something."""
-        with self._lock:
-            self.counts[what] += 1
-
-    def tell(self, what: str, wrong: list[str]) -> None:
-        """Tell what is wrong with an answer, if anything is."""
-        if wrong:
-            with self._lock:
-                self.wrong.append(f"{what}: {'; '.join(wrong)}")
-
-
 def connected(addresses: list[str], login: tuple[str, str]) -> Cluster:
     """Return the SDK's connection with a cluster."""
     limit = timedelta(seconds=TIMEOUT_S)
@@ -67,11 +45,6 @@ def connected(addresses: list[str], login: tuple[str, str]) -> Cluster:
     )  # fmt: skip
     options = ClusterOptions(PasswordAuthenticator(*login), timeout_options=timeouts)
     return Cluster.connect(f"couchbase://{','.join(addresses)}", options)
-
-
-def content_of(key: str, number: int) -> dict[str, Any]:
-    """Return the document of a write."""
-    return {"k": key, "n": number, "pad": "x" * (number % 200)}
 
 
 class SdkWriter(threading.Thread):

@@ -241,7 +241,9 @@ class Proxies:
         self, to: tuple[int, int], reader: asyncio.StreamReader, writer: asyncio.StreamWriter
     ) -> None:
         node, port = to
-        sender = self._who_dialled(writer.get_extra_info("peername"), port)
+        address = writer.get_extra_info("peername")
+        # Looking for the socket takes long on a busy machine; other connections go on meanwhile.
+        sender = await self._loop.run_in_executor(None, self._who_dialled, address, port)
         with contextlib.suppress(OSError):
             there_reader, there = await asyncio.open_connection(f"127.0.1.{node}", port)
             forth = self._loop.create_task(self._pump(sender, node, reader, there))
