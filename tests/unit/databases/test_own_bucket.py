@@ -95,11 +95,15 @@ async def test_a_copy_that_is_partly_filled_shows_what_the_active_one_has(two):
     await two.design(old, VIEWS, revs[old])
     await two.design(gone, None, revs[gone])
     await two.design(new, VIEWS)
+    decode = msgspec.json.decode
     await until(
-        lambda: {n: one.document for n, one in own.elsewhere.items()} == {old: VIEWS, new: VIEWS}
+        lambda: (
+            {n: decode(one.document) for n, one in own.elsewhere.items()}
+            == {old: VIEWS, new: VIEWS}
+        )
     )
     assert sorted((await own.order())["designs"]) == sorted([old, new])
-    listed = {one.name: msgspec.json.decode(one.body) for one in await own.stored_designs()}
+    listed = {one.name: decode(one.body) for one in await own.stored_designs()}
     assert listed == {old: VIEWS, new: VIEWS}
     own._heard = frozenset()
     with pytest.raises(UnavailableError) as caught:
