@@ -259,6 +259,7 @@ def test_nodes_come_and_go_and_a_map_may_be_missing_for_a_while(world):
 
 def test_a_node_that_left_and_dropped_the_bucket_does_not_end_the_pipeline(world, monkeypatch):
     monkeypatch.setattr(module, "LOOK_S", 60.0)
+    monkeypatch.setattr(module, "TOLD_S", 0.1)
     with world.shards() as shards:
         shards.wake()
         left = world.writers.pop("a")
