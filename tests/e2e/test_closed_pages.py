@@ -35,7 +35,7 @@ READ_BY_POST = (
 """Ends of addresses where a POST changes nothing."""
 FILLED = {
     "db": "orders", "name": "orders", "bucket": "orders", "design": "kept", "number": "0",
-    "rest": "_x", "sha256": "0" * 64, "what": "_show",
+    "domain": "local", "rest": "_x", "sha256": "0" * 64, "what": "_show",
 }  # fmt: skip
 """Of the parts of addresses; all others are `x`."""
 OTHERS_USER = "/_users/kept"

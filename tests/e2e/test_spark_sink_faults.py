@@ -20,7 +20,7 @@ from pyspark.sql.types import StringType, StructType
 
 import millstream
 from millstream.errors import AccessError, ConditionError, UsageError
-from millstream.pipelines.change_stream import control
+from millstream.pipelines.change_stream.patience import again
 from millstream.pipelines.sinks.bucket_target import BucketTarget
 from millstream.pipelines.sinks.repairing import OP_PUT, Origin, OriginPosition, RepairingSink, Row
 from millstream.pipelines.source import MillstreamDataSource
@@ -229,17 +229,16 @@ def test_a_second_bucket_outlives_a_kill_of_its_node(kept_node: NodeProcess) -> 
         commit(batch_id)
 
     target.commit = killed  # type: ignore[method-assign]
-    control.again(lambda: sink.apply(changes(1), 1))
+    again(lambda: sink.apply(changes(1), 1), 30.0)
     starting.join()
     target.close()
     assert held(kv, "b", rows(1)) == rows(1)
 
 
-def test_a_batch_job_fails_at_once_without_a_node(make_node: MakeNode) -> None:
+def test_a_batch_job_that_may_not_wait_fails_at_once_without_a_node() -> None:
+    nobody = {"hosts": f"127.0.0.1:{free_port()}", "bucket": "b", "reconnectTimeout": "0"}
     with pytest.raises(millstream.errors.UnavailableError, match="cannot connect to 127"):
-        MillstreamDataSource(
-            CaseInsensitiveDict({"hosts": f"127.0.0.1:{free_port()}", "bucket": "b"})
-        ).writer(SCHEMA, False)
+        MillstreamDataSource(CaseInsensitiveDict(nobody)).writer(SCHEMA, False)
 
 
 def test_existing_documents_are_named_after_a_wait_for_the_node(

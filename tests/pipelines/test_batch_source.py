@@ -164,7 +164,7 @@ def test_a_bucket_without_changes_has_no_rows(spark: Any, bucket: BucketUnderTes
         ({"startingOffsets": "yesterday"}, "write earliest, latest, or an offset as JSON"),
         ({"startingOffsets": '{"v": 9}'}, "version 9 is not known"),
         ({"partitions": "0-99"}, "has the partitions 0 to 3, not 99"),
-        ({"hosts": "127.0.0.1:1"}, "cannot connect to 127.0.0.1:1"),
+        ({"hosts": "127.0.0.1:1", "reconnectTimeout": "0"}, "cannot connect to 127.0.0.1:1"),
         ({"bucket": "nosuch"}, "no bucket 'nosuch'"),
         ({"user": "ann", "passwordFile": "/nosuch"}, "passwordFile '/nosuch': cannot be read"),
     ],

@@ -3,8 +3,9 @@
     {"bucket": "flights", "bucket_uuid": "<hex>", "keyPrefix": "", "v": 1,
      "p": {"0": [uuid, seqno, snap_start, snap_end, branch, lease, load, purge(, rb)], ...}}
 
-`keyPrefix` is the option of the query, absent where it is not known. `uuid` is 12 hex digits;
-`lease` and `purge` may be null; `rb` is left out where there is none.
+`keyPrefix` is the option of the query, absent where it is not known. `waits` may follow: how often
+in a row nothing could be asked. It is no part of the place. `uuid` is 12 hex digits. `lease` and
+`purge` may be null. `rb` is left out where there is none.
 
 Invariants:
 1. Equal offsets have equal text: keys are sorted, numbers are plain integers. Spark compares

@@ -7,15 +7,18 @@ Invariants:
 3. Without new changes the query waits here, up to `pollMs`, so that it does not spin. It also
    waits if the next batch would be empty and only close snapshots that were read to their end. So
    a new change is in a batch at once, and not after an empty one.
-4. While nodes do not answer, there is nothing new: the offset stays, and the progress says what
-   is waited for. So a query can be stopped meanwhile. The wait is limited by `reconnectTimeout`.
-   A run that ends with what is there now waits in the call: to it, nothing new is the end.
+4. Nodes that do not answer are waited for, up to `reconnectTimeout`, and never taken for "nothing
+   is new": a run that ends with what is there would end. A call that has waited for `WAIT_STEP_S`
+   returns the same place with another number of `waits`. To Spark that is a batch, an empty one:
+   its progress says what is waited for, and a query can be stopped. Before its first answer, and
+   in a run that ends, a query waits in the call.
 
 Elsewhere: Spark's side (`source`), the rules (`planner`).
 """
 
 from __future__ import annotations
 
+import math
 import time
 from collections.abc import Callable, Collection, Iterator, Mapping
 from typing import Any, Final, TypeVar
@@ -37,6 +40,8 @@ from millstream.pipelines.change_stream.ranges import ranges_between
 __all__ = ["Query", "check_given"]
 
 POLL_PAUSE_S: Final = 0.02
+WAIT_STEP_S: Final = 5.0
+"""How long a call waits for nodes that do not answer before it returns."""
 
 Answer = TypeVar("Answer")
 
@@ -56,6 +61,7 @@ class Query:
         self._control = NodeControl(options, waits=False)
         self._wait: Wait | None = None
         self._waits_for = ""
+        self._has_planned = False
         self._high: dict[str, Any] | None = None
         self._planner = Planner(
             self._control,
@@ -90,7 +96,7 @@ class Query:
             return self._form(entries)
         if starting == "earliest":
             return self._form({p: OffsetEntry() for p in self._control.partition_ids})
-        self._first = self._form(self._until_answered(self._present))
+        self._first = self._form(self._until_answered(self._present) or {})
         return self._first
 
     def latest_offset(self, start: dict[str, Any], rows_max: int | None) -> dict[str, Any]:
@@ -112,30 +118,28 @@ class Query:
         while True:
             end = self._planned(offset, rows_max)
             if end is None:
-                return start
+                return self._form(offset.entries) | {"waits": start.get("waits", 0) + 1}
             is_over = self._planner.is_available_now or time.monotonic() >= deadline
             if is_over or ranges_between(offset, end):
                 return start if end == offset else self._form(end.entries)
             time.sleep(POLL_PAUSE_S)
 
     def _planned(self, offset: Offset, rows_max: int | None) -> Offset | None:
-        """Return the next offset; None while nodes do not answer (invariant 4)."""
+        """Return the next offset; None if nodes do not answer (invariant 4)."""
 
         def plan() -> Offset:
             return offset._replace(entries=self._planner.plan(offset.entries, rows_max))
 
-        if self._planner.is_available_now:
-            return self._until_answered(plan)
-        try:
-            end = plan()
-        except (UnavailableError, RoutingError) as error:
-            self._pause(error)
-            return None
-        self._answered()
+        until_s = time.monotonic() + WAIT_STEP_S
+        may_return = self._has_planned and not self._planner.is_available_now
+        end = self._until_answered(plan, until_s if may_return else math.inf)
+        self._has_planned = self._has_planned or end is not None
         return end
 
-    def _until_answered(self, ask: Callable[[], Answer]) -> Answer:
-        while True:
+    def _until_answered(
+        self, ask: Callable[[], Answer], until_s: float = math.inf
+    ) -> Answer | None:
+        while time.monotonic() < until_s:
             try:
                 answer = ask()
             except (UnavailableError, RoutingError) as error:
@@ -143,6 +147,7 @@ class Query:
             else:
                 self._answered()
                 return answer
+        return None
 
     def _pause(self, error: UnavailableError | RoutingError) -> None:
         """Pause before nodes are asked again; raise the error if that may not be."""

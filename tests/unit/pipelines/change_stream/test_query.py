@@ -175,14 +175,22 @@ def test_a_node_that_is_away_ends_no_query_and_the_progress_says_what_is_waited_
     running = Query(SourceOptions(hosts="h", bucket="b", poll_ms=0))
     start = running.initial_offset()
     known = running.high_offset()
-    client.failures = [UnavailableError("h:1 refuses connections")] * 2
-    assert running.latest_offset(start, None) is start
+    client.failures = [UnavailableError("h:1 refuses connections")]
+    end = running.latest_offset(start, None)  # before its first answer it waits in the call
+    assert offset_from_json(end).entry(0).seqno == 5
+    monkeypatch.setattr(query, "WAIT_STEP_S", 0.001)
+    client.failures = [UnavailableError("h:1 refuses connections")] * 9
+    first = running.latest_offset(end, None)
+    assert first == end | {"waits": 1}, "to Spark not the end of what is there"
     assert running.high_offset() == known | {"waiting": "h:1 refuses connections"}
-    assert client.calls[-1] == "refresh_map"
-    assert running.latest_offset(start, None) is start
-    end = offset_from_json(running.latest_offset(start, None))
-    assert end.entry(0).seqno == 5
-    assert running.high_offset() == known
+    second = running.latest_offset(first, None)
+    assert second == end | {"waits": 2}
+    client.failures = []
+    monkeypatch.undo()
+    node.write(0, 8, 8)
+    assert "waits" not in running.latest_offset(second, None)
+    known = running.high_offset()
+    assert "waiting" not in known
     client.failures = [UnavailableError("cut")]
     assert running.high_offset() == known | {"waiting": "cut"}
     running.stop()
