@@ -180,9 +180,17 @@ class NodeControl:
     def open_lease(self, partition_ids: Sequence[int]) -> Mapping[int, LeaseHold]:
         """Hold partitions as of their present high, or newest durable mark (the option says)."""
         ends = dict.fromkeys(partition_ids, self._newest)
-        return ask_again(
-            self._client, lambda client: client.open_lease(ends), may_move=not self._is_alone
-        )
+        may_move = not self._is_alone
+        try:
+            return ask_again(
+                self._client, lambda client: client.open_lease(ends), may_move=may_move
+            )
+        except StreamError as error:
+            if not may_move or error.code != "lease_lost":
+                raise
+            raise UnavailableError(
+                f"a partition moves: {error}", code="partition_inactive", retry="refresh_map"
+            ) from error
 
     def open_whole_lease(self, partition_ids: Sequence[int]) -> Mapping[int, LeaseHold]:
         """Hold partitions (perhaps none) as `open_lease` does, all that have changes.

@@ -107,6 +107,10 @@ def test_a_partition_that_moves_while_it_is_leased_is_asked_for_where_it_is_then
     client.failures = [StreamError("another")]
     with pytest.raises(StreamError, match="another"):
         node_control.open_lease([0])
+    client.failures = [StreamError("dead here", code="lease_lost")]
+    with pytest.raises(UnavailableError, match="a partition moves: dead here") as moving:
+        NodeControl(OPTIONS, waits=False).open_lease([0])
+    assert moving.value.retry != "never", "the caller waits"
 
 
 class Unknown(FalseNode):
