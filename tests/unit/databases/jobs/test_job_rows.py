@@ -8,6 +8,7 @@ from typing import Any, NoReturn
 
 import pytest
 
+from millstream.databases.jobs import job_rows
 from millstream.databases.jobs.job_rows import JobRow, JobRows, Left
 from millstream.documents.sent import parse_sent
 from millstream.documents.stored import StoredDocument
@@ -176,6 +177,7 @@ async def test_what_cannot_be_read_is_tried_again_after_a_pause_and_holds_nothin
             raise ConditionError("it is tried without a pause")
         raise UnavailableError("not a majority of the copies is there", code="majority_unknown")
 
+    monkeypatch.setattr(job_rows, "LOOK_AGAIN_S", 0.1)
     monkeypatch.setattr(reader.rows._changes, "start_of", refuse)
     await reader.move(3, PartitionState.DEAD)
     await reader.until(lambda: tries)
