@@ -112,6 +112,7 @@ class JobRows:
             ConditionError: `bucket_not_found`: the bucket is no longer served.
         """
         while True:
+            self._happened.clear()  # or the pause below ends at once
             active = self._active()
             elsewhere = frozenset(range(self.partition_count)) - active.keys()
             yield Left(elsewhere, frozenset())

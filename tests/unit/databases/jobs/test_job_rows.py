@@ -4,15 +4,16 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator, Callable
-from typing import Any
+from typing import Any, NoReturn
 
 import pytest
 
+from millstream.databases.jobs import job_rows
 from millstream.databases.jobs.job_rows import JobRow, JobRows, Left
 from millstream.documents.sent import parse_sent
 from millstream.documents.stored import StoredDocument
 from millstream.documents.updating import interactive
-from millstream.errors import ConditionError
+from millstream.errors import ConditionError, UnavailableError
 from millstream.model.partitions import PartitionState, partition_of
 from millstream.node.engine import Engine
 from millstream.node.settings import Settings
@@ -158,6 +159,33 @@ async def test_what_a_rollback_took_is_told_to_be_gone(reader: Reader) -> None:
     assert reader.here.keys() == {old, *at(2)}
     await reader.write(new)
     await reader.until(lambda: new in reader.here)
+
+
+async def test_what_cannot_be_read_is_tried_again_after_a_pause_and_holds_nothing_up(
+    reader: Reader, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Once a node without a majority of the copies tried again and again, and answered nobody."""
+    await reader.write("d0")
+    await reader.until(lambda: "d0" in reader.here)
+    tries = 0
+
+    def refuse(_: int) -> NoReturn:
+        nonlocal tries
+        tries += 1
+        reader.changed.set()
+        if tries > 100:
+            raise ConditionError("it is tried without a pause")
+        raise UnavailableError("not a majority of the copies is there", code="majority_unknown")
+
+    monkeypatch.setattr(job_rows, "LOOK_AGAIN_S", 0.1)
+    monkeypatch.setattr(reader.rows._changes, "start_of", refuse)
+    await reader.move(3, PartitionState.DEAD)
+    await reader.until(lambda: tries)
+    await reader.write("d1")
+    assert reader.error is None
+    assert "d1" not in reader.here
+    monkeypatch.undo()
+    await reader.until(lambda: reader.here.keys() == {"d0", "d1"})
 
 
 async def test_a_bucket_that_goes_is_told(reader: Reader) -> None:
