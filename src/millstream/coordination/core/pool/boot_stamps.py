@@ -20,7 +20,7 @@ from __future__ import annotations
 from enum import Enum
 from typing import Final
 
-__all__ = ["CHANCES", "Kin", "kin_of", "next_incarnation", "next_mark", "starts"]
+__all__ = ["CHANCES", "Kin", "is_same_start", "kin_of", "next_incarnation", "next_mark", "starts"]
 
 _COUNT_SHIFT: Final = 44
 _CHANCE_SHIFT: Final = 32
@@ -58,13 +58,18 @@ def next_mark(last: int, chance: int) -> int:
     return next_incarnation(last, chance) if last & _MARK == _MARK else last + 1
 
 
+def is_same_start(one: int, other: int) -> bool:
+    """Return whether two numbers are of one start: they differ in their marks at most."""
+    return starts(one) == starts(other) and one >> _BEFORE_SHIFT == other >> _BEFORE_SHIFT
+
+
 def kin_of(known: int, heard: int) -> Kin:
     """Return what the process that is heard is to the one that is known."""
     if known == heard:
         return Kin.SAME
     before, now = starts(known), starts(heard)
     if before == now:
-        if known >> _BEFORE_SHIFT != heard >> _BEFORE_SHIFT:
+        if not is_same_start(known, heard):
             return Kin.OTHER
         return Kin.LATER if heard > known else Kin.SAME  # perhaps what it said before
     came_from = heard >> _BEFORE_SHIFT & _MARK

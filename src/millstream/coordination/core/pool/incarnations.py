@@ -27,7 +27,7 @@ from dataclasses import dataclass
 from enum import Enum, auto
 from typing import Final
 
-from millstream.coordination.core.pool.boot_stamps import Kin, kin_of, starts
+from millstream.coordination.core.pool.boot_stamps import Kin, is_same_start, kin_of, starts
 from millstream.coordination.core.pool.continuations import Continuations
 from millstream.coordination.core.pool.effects import CloseGroups, KeepRefusal, Marked, Warn
 from millstream.coordination.core.pool.heartbeats import Heartbeats
@@ -147,11 +147,11 @@ class Incarnations:
         if kin is not Kin.LATER or self._is_refused(info):
             return
         claim = self._claims.get(info.node_id)
-        if claim is None or kin_of(claim.info.incarnation, info.incarnation) is Kin.LATER:
+        if claim is not None and is_same_start(claim.info.incarnation, info.incarnation):
+            claim.info = max(claim.info, info, key=lambda said: said.age)
+        elif claim is None or kin_of(claim.info.incarnation, info.incarnation) is Kin.LATER:
             self._claims[info.node_id] = _Claim(info, self.state.now_ms)
             self._ask_old_address(known)
-        elif claim.info.age < info.age:
-            claim.info = info
 
     def _is_refused(self, info: NodeInfo) -> bool:
         refused = self.refused.get(info.node_id)

@@ -8,6 +8,7 @@ import pytest
 from millstream.coordination.core.pool.boot_stamps import (
     CHANCES,
     Kin,
+    is_same_start,
     kin_of,
     next_incarnation,
     next_mark,
@@ -38,6 +39,20 @@ SECOND = next_incarnation(FIRST, 9)
 )
 def test_what_a_start_is_to_another(known: int, heard: int, kin: Kin) -> None:
     assert kin_of(known, heard) is kin
+
+
+@pytest.mark.parametrize(
+    ("one", "other", "is_same"),
+    [
+        (SECOND, SECOND + 1, True),
+        (SECOND + 2, SECOND + 1, True),
+        (FIRST, SECOND, False),
+        (SECOND, next_incarnation(FIRST, 8), False),
+        (3, 4, False),  # of versions that counted alone
+    ],
+)
+def test_marks_do_not_make_another_start(one: int, other: int, *, is_same: bool) -> None:
+    assert is_same_start(one, other) is is_same
 
 
 def test_starts_are_counted_over_versions() -> None:

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from millstream.coordination.core.pool.boot_stamps import next_incarnation
-from millstream.coordination.core.pool.effects import Heard
+from millstream.coordination.core.pool.boot_stamps import next_incarnation, next_mark
+from millstream.coordination.core.pool.effects import Heard, Marked
 from millstream.coordination.core.pool.incarnations import IDLE, PROBE_MS
 from millstream.coordination.core.pool.messages import Address, Hello, PoolEnvelope
 from millstream.vsr.core.entries import NOBODY
@@ -142,6 +142,25 @@ def test_a_directory_that_was_moved_is_believed_once_its_old_address_is_silent()
     assert known.peer == moved.address
     assert first.running.incarnations.refused == {}
     assert third is not None
+
+
+def test_a_moved_node_is_believed_as_soon_if_it_works_meanwhile() -> None:
+    """It says marks as often as its old address is asked, and so would be asked about for ever."""
+    world = pool(2)
+    first, node, _ = world.nodes
+    world.crash(node)
+    moved = copy_of(world, node, next_incarnation(node.incarnation, 1))
+    began_ms = world.now_ms
+    while greet(world, moved, first):
+        assert world.now_ms - began_ms < 2 * PROBE_MS
+        mark = next_mark(moved.running.me.incarnation, 1)
+        world.step(moved, Marked(mark))
+        world.run(world.now_ms + 400)
+    assert world.now_ms - began_ms >= PROBE_MS
+    known = first.running.tables.node(node.id)
+    assert known is not None
+    assert known.peer == moved.address
+    assert not moved.running.incarnations.own_refusal
 
 
 def test_who_hears_of_a_later_start_of_itself_takes_no_part() -> None:
