@@ -53,7 +53,15 @@ from millstream.coordination.core.pool.pool import Pool
 from millstream.coordination.core.resp.session import RespSession
 from millstream.errors import CorruptionError, MillstreamError, UnavailableError
 from millstream.vsr.core.disk.journal import format_group, is_formatted
-from millstream.vsr.core.effects import Code, DiskDone, Message, Reply, SetTimer, Timer
+from millstream.vsr.core.effects import (
+    Code,
+    DiskDone,
+    Message,
+    Refused,
+    Reply,
+    SetTimer,
+    Timer,
+)
 from simulators.coordination_sim.doors import Owed
 from simulators.coordination_sim.groups_of_nodes import GroupMachine
 from simulators.coordination_sim.lines import Line
@@ -313,12 +321,15 @@ class Node:
 
     # ---- what comes over the network
 
-    def receive(self, event: Message | bytes) -> None:
-        """Take a message of a group, or a frame of the pool."""
+    def receive(self, event: Message | Refused | bytes) -> None:
+        """Take a message of a group, a frame of the pool, or that a node refuses connections."""
         if not self.is_listening:
             return
         if isinstance(event, bytes):
             self.call(self._hear, self.process, decode_pool(event))
+        elif isinstance(event, Refused):
+            for machine in list(self.running.values()):
+                machine.receive(event)
         else:
             self.call(self._receive, self.process, event)
 

@@ -301,6 +301,9 @@ class NodeBuckets:
         engine = self.running.get(name)
         return None if engine is None else engine.adopted
 
+    def await_maps(self, *, is_awaited: bool) -> None:
+        """Nobody asks for a bucket by its name."""
+
     def name_of(self, uuid: str) -> str | None:
         engine = self.node.engines.get(uuid)
         return None if engine is None or engine.adopted is None else engine.bucket_name
