@@ -137,7 +137,6 @@ ci: test ## the same with faults, simulators, outside clients and slow tests; a 
 	@PYTHONPATH=tests $(PY) -m simulators.spark_faults --schedules 4 --first 7
 	@PYTHONPATH=tests $(PY) -m simulators.coordination_faults --minutes 0.5 --seed 1
 	@PYTHONPATH=tests $(PY) -m simulators.coordination_faults --minutes 0.5 --seed 1 --proxies
-	@PYTHONPATH=tests $(PY) -m simulators.cluster_faults --minutes 3 --seed 1
 
 nightly: ## what make ci has small budgets of, at length (some hours)
 	@$(MAKE) soak soak-views sim-change manager whole-cluster sites faults cluster-faults kills nemesis

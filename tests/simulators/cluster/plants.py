@@ -271,10 +271,10 @@ PLANTS: Final[dict[str, Plant]] = {
         ),
     ),
     "a fence leaves the old copy active": Plant(
-        97, ((admission, "_copy_ruling", _fences_softly),)
+        2047, ((admission, "_copy_ruling", _fences_softly),)
     ),
     "older records replace newer ones": Plant(
-        199, ((admission, "is_news", lambda record, known: record != known),)
+        1, ((admission, "is_news", lambda record, known: record != known),)
     ),
     "maps are written without their version": Plant(4, ((writes, "_version", _exists),)),
     "one promise is enough": Plant(74, ((quorums, "spare", lambda row: 0),)),
@@ -282,7 +282,7 @@ PLANTS: Final[dict[str, Plant]] = {
         185, ((fail_over, "judge_rows", lambda rows, told: _JUDGE_ROWS(rows[-1:], told)),)
     ),
     "only the old active copy must promise": Plant(
-        63,
+        38,
         (
             (
                 fail_over,
@@ -306,19 +306,19 @@ PLANTS: Final[dict[str, Plant]] = {
     ),
     "every promotion is safe": Plant(25, ((fail_over, "is_allowed", lambda *facts: True),)),
     "the branch of the record may fall": Plant(
-        100, ((fail_over, "serving_copy", _serving_by_promises),)
+        2004, ((fail_over, "serving_copy", _serving_by_promises),)
     ),
     "nobody cares what readers have heard": Plant(
         0, ((deciding, "is_heard_above", lambda memory, place, chosen: False),)
     ),
     "silent nodes are dead without coordination": Plant(
-        16, ((deciding, "Step", _without_coordination),)
+        33, ((deciding, "Step", _without_coordination),)
     ),
     "a node is admitted with copies that were replaced": Plant(
-        3, ((fail_over, "_is_admissible", _admits_replaced),)
+        6064, ((fail_over, "_is_admissible", _admits_replaced),)
     ),
     "a node is admitted without the answers of others": Plant(
-        192, ((fail_over, "promises_enough", _blocked_asleep),)
+        2344, ((fail_over, "promises_enough", _blocked_asleep),)
     ),
     "failed nodes are given up without a word": Plant(
         90, ((NodeRecord, "is_given_up", property(lambda node: node.state == "failed")),)
@@ -376,7 +376,7 @@ PLANTS: Final[dict[str, Plant]] = {
         173, ((index_moving, "has_reached", lambda log, seqno, floor: True),)
     ),
     "an index answers in any state": Plant(
-        16, ((index_moving, "may_answer", lambda node, asked, own, part: part is not None),)
+        32, ((index_moving, "may_answer", lambda node, asked, own, part: part is not None),)
     ),
     "a new index owner is named before it has everything": Plant(
         0, ((index_moving, "_is_at", lambda part, floor: True),)
@@ -403,7 +403,7 @@ PLANTS: Final[dict[str, Plant]] = {
         4, ((recovery, "_data_map", _map_of_state),), is_restored=True
     ),
     "a rebuilt state uses keys again": Plant(
-        109, ((recovery, "_keys", lambda state, held: [MapKey(0, 0)]),), is_restored=True
+        121, ((recovery, "_keys", lambda state, held: [MapKey(0, 0)]),), is_restored=True
     ),
 }
 

@@ -111,6 +111,8 @@ class Asker(threading.Thread):
 
     def _changes(self, http: HttpClient) -> list[str]:
         floors = self._truth.floors()
+        # Changes are shown once a majority has them on disk; some writers do not wait for that.
+        http.request("POST", "/default/_ensure_full_commit", timeout_s=ANSWER_S)
         found = self._get(http, "/default/_changes?include_docs=true")["results"]
         # A document that is written meanwhile may come again with its next revision.
         wrong = repeated(f"{one['id']} {one['changes'][0]['rev']}" for one in found)

@@ -42,14 +42,13 @@ __all__ = [
     "settings_to_json",
 ]
 
-SESSION_TTL_MS: Final = 900
-"""Time without a beat after which the coordination service ends the session of a node. A node
-that stands still for 0.4 s keeps its lease: that is what is left of it after a beat's time."""
+SESSION_TTL_MS: Final = 1200
+"""Time without a beat after which the coordination service ends the session of a node."""
 SESSION_MS_MAX: Final = 10_000
 """The coordination service gives no session more time. If `session_ttl_ms` is larger, sessions
 and leases last so long, and the orchestrator waits for the rest before it fails a node over."""
-SESSION_BEAT_MS: Final = 250
-LOCK_TTL_MS: Final = 900
+SESSION_BEAT_MS: Final = 300
+LOCK_TTL_MS: Final = 1200
 REPORT_INTERVAL_MS: Final = 500
 ORDER_MS_MAX: Final = 2000
 """Longest wait for the reply to an order, unless another limit is named."""

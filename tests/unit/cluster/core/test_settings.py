@@ -12,7 +12,7 @@ from millstream.errors import UsageError
 
 def test_nothing_set_means_the_defaults() -> None:
     assert settings_from_json(b"{}") == Settings()
-    assert (Settings().session_ttl_ms, Settings().contact_window_ms) == (900, 500)
+    assert (Settings().session_ttl_ms, Settings().contact_window_ms) == (1200, 500)
     assert (Settings().isolation, Settings().auto_failover_max) == ("stop", 1)
 
 
