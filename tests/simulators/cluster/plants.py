@@ -279,7 +279,7 @@ PLANTS: Final[dict[str, Plant]] = {
     "maps are written without their version": Plant(4, ((writes, "_version", _exists),)),
     "one promise is enough": Plant(74, ((quorums, "spare", lambda row: 0),)),
     "only the new row promises": Plant(
-        185, ((fail_over, "judge_rows", lambda rows, told: _JUDGE_ROWS(rows[-1:], told)),)
+        4588, ((fail_over, "judge_rows", lambda rows, told: _JUDGE_ROWS(rows[-1:], told)),)
     ),
     "only the old active copy must promise": Plant(
         38,
