@@ -55,6 +55,8 @@ __all__ = ["CycleReport", "IndexPipeline", "spark_tasks"]
 RESTARTS_MAX: Final = 3
 """How often in a row a streaming query is started again that ended soon after its start."""
 QUERY_PAUSE_S: Final = 1.0
+NODE_S: Final = 30.0
+"""How long an index, or the query, waits for nodes before it begins anew with those of the map."""
 """Pause before a failed query is started again."""
 PLACED_S_MAX: Final = 3.0
 """How long a node may take to say which nodes the index map places."""
@@ -177,6 +179,9 @@ class IndexPipeline:
                 self._client.close()
 
     def _run(self, spark: SparkSession, once: bool) -> None:
+        wait_s = min(NODE_S, self.spec.source.reconnect_s)
+        source = replaced(self.spec.source, reconnect_s=wait_s)
+        self.spec = msgspec.structs.replace(self.spec, source=source)
         name = f"Spark pipeline {secrets.token_hex(4)}"
         tasks = spark_tasks(spark)
 
@@ -284,7 +289,8 @@ class IndexPipeline:
         register(spark, format_name)
         options = {
             "hosts": source.hosts, "bucket": source.bucket, "noValue": "true",
-            "rollback": "rows", **self.source_options,
+            "rollback": "rows", "reconnectTimeout": f"{source.reconnect_s * 1000:.0f}ms",
+            **self.source_options,
         }  # fmt: skip
         if source.user:
             options["user"] = source.user
