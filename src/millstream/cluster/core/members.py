@@ -50,6 +50,9 @@ __all__ = ["failed_record", "is_done", "is_silent", "make_plan", "tend_members"]
 
 _FAILED: Final = ("failed", "auto")
 
+GROUP_MIN: Final = 3
+"""Fewest members of a group of several: with two, a majority would be both."""
+
 
 def tend_members(step: Step) -> Txn | None:
     """Return the write that brings members and plan up to date; None: they are."""
@@ -142,12 +145,23 @@ def _is_over(step: Step, name: str, node: NodeRecord) -> bool:
 
 
 def _coordinates(step: Step, name: str, node: NodeRecord) -> bool:
-    """Return whether a node may be of the group that has the state, so it is still needed."""
+    """Return whether a node may be of the group that has the state, so it is still needed.
+
+    A group of three or more never gets smaller than three: where others are too few for that, a
+    member leaves, and the group goes on without it as long as it has a majority.
+    """
     group = step.view.coordinators
-    if "coord" in node.roles and (group is None or name in group):
-        step.note(f"{node.name} leaves once other nodes coordinate in its place")
-        return True
-    return False
+    if "coord" not in node.roles or (group is not None and name not in group):
+        return False
+    others = sum(
+        one.state == "in" and "coord" in one.roles
+        for other, one in step.state.nodes.items()
+        if other != name and other in step.state.live
+    )
+    if group is not None and len(group) > 1 and others < GROUP_MIN:
+        return False
+    step.note(f"{node.name} leaves once other nodes coordinate in its place")
+    return True
 
 
 def _is_empty(step: Step, name: str) -> bool:

@@ -215,13 +215,15 @@ def test_a_leaving_node_is_not_out_while_it_may_be_of_the_group_that_has_the_sta
     scene = replaced(
         Scene(("b", "c"), active="b"), "a", state="leaving", roles=("data", "coord")
     )  # fmt: skip
-    for group in (None, frozenset("a"), frozenset("abc")):
+    for group in (None, frozenset("a")):
         scene.coordinators = group
         decision = scene.decide()
         assert states(decision) is None
         assert "a leaves once other nodes coordinate in its place" in decision.notes
     scene.coordinators = frozenset("bcd")
     assert states(scene.decide()) == "out"
+    scene.coordinators = frozenset("abc")
+    assert states(scene.decide()) == "out", "two others cannot be a group of three"
 
 
 def test_a_given_up_node_is_out_when_nothing_names_it() -> None:
