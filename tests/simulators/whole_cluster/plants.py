@@ -292,7 +292,7 @@ FOUND: Final[dict[str, int]] = {
     "bucket: an order for one is carried out in another": 16,
     "bucket: late maps drop new ones": 17,
     "bucket: who loses the session keeps the lease of others than the first": 16,
-    "group: a node is out while it coordinates": 20,
+    "group: a node is out while it coordinates": 63,
     "stream: memory_switch": 0,
     "stream: early_barrier": 25,
     "stream: half_is_a_majority": 1,

@@ -9,6 +9,7 @@ from msgspec.structs import replace
 
 from millstream.cluster.core.coordinators import next_coordinators
 from millstream.cluster.core.elements import NodeRecord
+from millstream.cluster.core.members import GROUP_MIN
 from millstream.cluster.core.orders import Place
 from millstream.cluster.core.settings import SESSION_TTL_MS
 from millstream.cluster.core.step import View
@@ -185,10 +186,16 @@ class World(modelled.World):
             boss.group = self.group
 
     def take_away(self, node: Node) -> None:
-        """Nobody who coordinates is told that it may go, unless it was failed over before."""
-        record = self.state().nodes.get(node.name)
+        """Nobody who coordinates is told that it may go, unless it was failed over before.
+
+        Or unless the group has several members, and others are too few to take its place.
+        """
+        nodes = self.state().nodes
+        record = nodes.get(node.name)
         is_out = record is not None and record.state == "out" and not record.by
-        if is_out and node.name in self.group:
+        others = [n for n in nodes.values() if n.state == "in" and "coord" in n.roles]
+        can_be_replaced = len(self.group) == 1 or len(others) >= GROUP_MIN
+        if is_out and node.name in self.group and can_be_replaced:
             raise WrongError(f"{node.name} is out, and coordinates: {sorted(self.group)}")
         super().take_away(node)
 
