@@ -149,21 +149,21 @@ class Documents:
         ]  # fmt: skip
 
     async def commit(self, bucket: str) -> None:
-        """Return once everything accepted before is durable."""
+        """Return once everything accepted before is durable, and shown by feeds."""
         running = self._buckets.engine(bucket)
         waits = [
-            running.until_lasting(partition.partition_id, partition.high_seqno)
+            running.until_shown(partition.partition_id, partition.high_seqno)
             for partition in running.bucket.partitions
             if partition.state is PartitionState.ACTIVE
-            and partition.persisted_seqno < partition.high_seqno
+            and partition.durable_mark() < partition.high_seqno
         ]
         await asyncio.gather(*waits)
 
     async def compact(self, bucket: str) -> None:
         """Compact the log; what is replaced by now is not read any more."""
         running = self._buckets.engine(bucket)
+        running.compactor.ask()  # first: on a full disk the next line fails
         await running.old.forget()
-        running.compactor.ask()
 
     async def scan(
         self, bucket: str, wanted: Range

@@ -397,23 +397,44 @@ class BucketEngine:
             UnavailableError: `disk_failed`; `ambiguous`: no majority has it in time, or a majority
                 has become impossible.
         """
-        partition, bucket = self.bucket.partitions[partition_id], self.bucket
-        epoch = partition.epoch
+        partition = self.bucket.partitions[partition_id]
         await self.flusher.until_persisted(partition_id, seqno)
-        if not partition.has_copies:
-            return
+        if partition.has_copies:
+            await self._until(partition, lambda: partition.majority_seqno >= seqno)
+
+    async def until_shown(self, partition_id: int, seqno: int) -> None:
+        """Return once feeds show a change: it is below a mark that a majority has on disk.
+
+        Raises:
+            UnavailableError: as `until_lasting`; `ambiguous`: the history was changed meanwhile.
+        """
+        partition = self.bucket.partitions[partition_id]
+        epoch = partition.epoch
+        partition.awaited_seqno = max(partition.awaited_seqno, seqno)  # copies report it at once
+        await self.flusher.until_persisted(partition_id, seqno)
+        if partition.has_copies:
+            await self._until(partition, lambda: partition.durable_mark() >= seqno)
+        if partition.epoch != epoch:
+            raise UnavailableError(
+                f"partition {partition_id} changed its history meanwhile: ask again",
+                code="ambiguous",
+            )
+
+    async def _until(self, partition: Partition, is_reached: Callable[[], bool]) -> None:
+        """Wait until copies have reported enough, or the partition has another history."""
+        bucket, epoch = self.bucket, partition.epoch
         news = asyncio.Event()
         bucket.subscribe_durable(news.set)
         try:
             async with asyncio.timeout(MAJORITY_SECONDS_MAX):
-                while partition.majority_seqno < seqno and partition.epoch == epoch:
+                while not is_reached() and partition.epoch == epoch:
                     news.clear()
                     await self._majority.until_possible(partition)
                     await news.wait()
         except (TimeoutError, UnavailableError) as error:
             raise UnavailableError(
                 f"the change is on this node's disk, and no majority of the copies of partition "
-                f"{partition_id} is known to have it: check later whether it is stored",
+                f"{partition.partition_id} is known to have it: check later whether it is stored",
                 code="ambiguous",
             ) from error
         finally:

@@ -205,7 +205,7 @@ class NodeControl:
             held.update(self.open_lease(missing))
             missing = [p for p in partition_ids if p not in held]
             if self._newest is not None and self._is_alone:
-                return held
+                break
             positions = self.positions() if missing else {}
             missing = [p for p in missing if positions[p].high_seqno]
             if missing and not wait.pause(failure := self._durable_unknown(missing)):

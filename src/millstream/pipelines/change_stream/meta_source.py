@@ -28,7 +28,7 @@ from pyspark.sql.types import StructType
 from millstream.client.kv import Client
 from millstream.errors import UsageError
 from millstream.pipelines.change_stream.connection_options import split_options
-from millstream.pipelines.change_stream.control import open_client
+from millstream.pipelines.change_stream.control import open_again
 from millstream.pipelines.change_stream.offsets import Offset, offset_from_json
 from millstream.pipelines.change_stream.options import SourceOptions
 from millstream.pipelines.change_stream.query import check_given
@@ -105,7 +105,7 @@ class MetaReader(DataSourceReader):
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
         """Yield all rows."""
-        with open_client(self._options) as client:
+        with open_again(self._options) as client:
             if self._offset is not None:
                 uuid = client.cluster_map.bucket_uuid
                 check_given(self._offset, "offset", self._options.bucket, uuid)

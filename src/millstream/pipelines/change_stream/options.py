@@ -66,7 +66,7 @@ OPTIONS: Final = (
     _Option(
         "reconnectTimeout",
         "how long nodes that do not answer are waited for: 0, forever, or as 90s, 10m, 2h",
-        "10m",
+        f"{RECONNECT_S_DEFAULT:.0f}s",
     ),
     _Option("startingOffsets", "earliest, latest, or an offset as JSON", "earliest"),
     _Option("endingOffsets", "batch reads only: latest, or an offset as JSON", "latest"),

@@ -59,7 +59,7 @@ class Pushed:
     def mask(self, columns: Columns) -> pa.Array | None:
         """Return which changes are wanted; None: all."""
         found = []
-        if self.is_live_only:
+        if self.is_live_only and columns.op.count(OP_PUT) < len(columns):
             found.append(pc.equal(pa.array(columns.op, pa.string()), OP_PUT))
         if self.partition_ids is not None:
             ids = pa.array(sorted(self.partition_ids), pa.int32())

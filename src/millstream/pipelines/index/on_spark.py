@@ -55,9 +55,9 @@ __all__ = ["CycleReport", "IndexPipeline", "spark_tasks"]
 RESTARTS_MAX: Final = 3
 """How often in a row a streaming query is started again that ended soon after its start."""
 QUERY_PAUSE_S: Final = 1.0
+"""Pause before a failed query is started again."""
 NODE_S: Final = 30.0
 """How long an index, or the query, waits for nodes before it begins anew with those of the map."""
-"""Pause before a failed query is started again."""
 PLACED_S_MAX: Final = 3.0
 """How long a node may take to say which nodes the index map places."""
 _LOOK_S: Final = 0.02

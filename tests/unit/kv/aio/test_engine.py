@@ -104,6 +104,31 @@ async def test_a_copy_that_comes_and_acknowledges_during_a_pause_is_noticed(
     await engine.stop()
 
 
+async def test_what_is_committed_is_on_the_disks_of_a_majority_and_so_in_feeds(
+    tmp_path: Path,
+) -> None:
+    engine = await opened(tmp_path)
+    bucket, partition = engine.bucket, engine.bucket.partitions[1]
+    nodes = tuple(NodeAddress(name, "h", port, port) for port, name in enumerate("ab", 1))
+    bucket.set_map(BucketMap(1, nodes, (("a", "b"),) * 4), "a")
+    partition.put(b"k", b"v", 0, 0, 0, 0, NOW)
+    await engine.until_persisted(1, 1)
+    bucket.on_joined("b", 1, 1)
+    bucket.on_acknowledged("b", 1, 1, 1, 0)
+    assert partition.majority_seqno == 1
+    await engine.until_lasting(1, 1)
+    assert partition.durable_mark() == 0, "no feed shows it: the copy has it in memory only"
+    waiting = asyncio.ensure_future(engine.until_shown(1, 1))
+    for _ in range(5):
+        await asyncio.sleep(0)
+    assert not waiting.done()
+    assert partition.awaited_seqno == 1
+    bucket.on_acknowledged("b", 1, 1, 1, 1)
+    await asyncio.wait_for(waiting, 60)
+    assert partition.durable_mark() == 1
+    await engine.stop()
+
+
 async def test_a_state_that_was_flushed_is_read_after_more_changes(tmp_path: Path) -> None:
     engine = await opened(tmp_path)
     told: list[int] = []

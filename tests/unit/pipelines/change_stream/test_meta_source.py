@@ -35,7 +35,7 @@ def node(monkeypatch: pytest.MonkeyPatch) -> FalseNode:
     node = FalseNode(2)
     for key in range(5):
         node.write(1, key, key)
-    monkeypatch.setattr(meta_source, "open_client", lambda _: Client(node))
+    monkeypatch.setattr(meta_source, "open_again", lambda _: Client(node))
     return node
 
 

@@ -160,34 +160,36 @@ class Changes:
         return gathered
 
     async def _next(self, number: int) -> Piece | None:
-        """Return the next changes of a partition; None: there are none, or none now."""
+        """Return the next changes of a partition; None: there are none now.
+
+        A partition that began to change after the walk was begun is waited for: it may have some.
+        """
         walk = self._feed.walks[number]
-        while walk.begin():
-            piece = walk.from_memory()
-            if piece is None:
-                chunks = walk.chunks
-                assert chunks is not None
-                piece = walk.from_log(await asyncio.to_thread(next, chunks, None))
-                self._check_served()
-            if piece is not None:
-                return piece
-        return None
+        while True:
+            while walk.begin():
+                piece = walk.from_memory()
+                if piece is None:
+                    chunks = walk.chunks
+                    assert chunks is not None
+                    piece = walk.from_log(await asyncio.to_thread(next, chunks, None))
+                    self._check_served()
+                if piece is not None:
+                    return piece
+            if not walk.is_suspended:
+                return None
+            await self._settled()
 
     async def _settled(self) -> None:
         """Wait while a partition is about to change."""
-        waited_s = 0.0
+        waited_s, feed = 0.0, self._feed
         self._check_served()
-        while self._feed.is_suspended:
-            if waited_s >= SUSPENDED_SECONDS_MAX:
+        while feed.is_suspended or (not feed.is_durable_known and waited_s < UNKNOWN_SECONDS_MAX):
+            if feed.is_suspended and waited_s >= SUSPENDED_SECONDS_MAX:
                 raise UnavailableError(
                     "a partition of the database is being moved, or its copies have not reported "
                     "what they have: ask again",
                     code="temporarily_unavailable",
                 )
-            await asyncio.sleep(SUSPENDED_WAIT_S)
-            waited_s += SUSPENDED_WAIT_S
-            self.check()
-        while not self._feed.is_durable_known and waited_s < UNKNOWN_SECONDS_MAX:
             await asyncio.sleep(SUSPENDED_WAIT_S)
             waited_s += SUSPENDED_WAIT_S
             self.check()

@@ -139,6 +139,22 @@ async def test_a_reader_waits_for_a_partition_that_is_about_to_change(bucket, mo
         await read(walk)
 
 
+async def test_a_partition_that_begins_to_change_during_a_walk_is_not_left_out(bucket):
+    bucket.write(0, "a")
+    bucket.write(1, "b")
+    walk = begin(bucket)
+    walk._is_ordered = False
+    numbers = []
+    async for piece in walk.pieces():
+        numbers.append(piece.snapshot.partition_id)
+        other = bucket.partitions[1 - numbers[0]]
+        if len(numbers) == 1:
+            other.is_suspended = True
+            asyncio.get_running_loop().call_later(0.05, setattr, other, "is_suspended", False)
+    assert sorted(numbers) == [0, 1]
+    walk.close()
+
+
 async def test_only_the_partition_that_lost_history_goes_back(bucket):
     bucket.write(0, "abc")
     bucket.write(1, "abc")
