@@ -294,7 +294,7 @@ FOUND: Final[dict[str, int]] = {
     "bucket: who loses the session keeps the lease of others than the first": 16,
     "group: a node is out while it coordinates": 63,
     "stream: memory_switch": 0,
-    "stream: early_barrier": 25,
+    "stream: early_barrier": 30,
     "stream: half_is_a_majority": 1,
     "stream: rollback_too_short": 14,
 }

@@ -9,13 +9,13 @@ from msgspec.structs import replace
 
 from millstream.cluster.core.coordinators import next_coordinators
 from millstream.cluster.core.elements import NodeRecord
-from millstream.cluster.core.members import GROUP_MIN
 from millstream.cluster.core.orders import Place
 from millstream.cluster.core.settings import SESSION_TTL_MS
 from millstream.cluster.core.step import View
 from millstream.model.cluster_maps import DataRecord
 from millstream.model.position import FailoverEntry
 from millstream.model.rows import Row
+from millstream.vsr.core.configuration import SIZES
 from simulators.cluster import world as modelled
 from simulators.cluster.orchestrator import Orchestrator
 from simulators.cluster.truth import WrongError
@@ -176,7 +176,7 @@ class World(modelled.World):
         if boss.token != self.space.token or not self.group:
             return
         wanted = next_coordinators(state, self.group, self.now_ms + 1_000_000)
-        boss.group = self.group.union(wanted or ())
+        boss.group = self.group if wanted is None else None
         if wanted is None or not self.is_majority_there(frozenset(wanted)):
             return  # nothing to be done, or the coordination service refuses
         self.trace(f"{sorted(self.group)} coordinated, now {wanted}")
@@ -188,14 +188,16 @@ class World(modelled.World):
     def take_away(self, node: Node) -> None:
         """Nobody who coordinates is told that it may go, unless it was failed over before.
 
-        Or unless the group has several members, and others are too few to take its place.
+        Or unless it is one of three: where nobody can take its place, it may go.
         """
         nodes = self.state().nodes
         record = nodes.get(node.name)
         is_out = record is not None and record.state == "out" and not record.by
-        others = [n for n in nodes.values() if n.state == "in" and "coord" in n.roles]
-        can_be_replaced = len(self.group) == 1 or len(others) >= GROUP_MIN
-        if is_out and node.name in self.group and can_be_replaced:
+        is_replaced = len(self.group) != SIZES[0] or any(
+            one.state == "in" and "coord" in one.roles and name not in self.group
+            for name, one in nodes.items()
+        )
+        if is_out and node.name in self.group and is_replaced:
             raise WrongError(f"{node.name} is out, and coordinates: {sorted(self.group)}")
         super().take_away(node)
 

@@ -93,7 +93,7 @@ class CoordinationGroup:
         self.problem = ""
         """Why the group is not as it should be; empty: it is."""
         self.members: frozenset[str] | None = None
-        """Nodes that may be of the group; None: not known."""
+        """Nodes that are of the group; None: not known, as while it is changed."""
 
     async def tend(self, state: ClusterState) -> bool:
         """Look at the group, and change it if it should be another one; return whether it was."""
@@ -101,7 +101,7 @@ class CoordinationGroup:
             async with self._connect() as client:
                 group = await read_group(client, state)
                 wanted = next_coordinators(state, group.members, time.time_ns() // 1_000_000)
-                self.members = frozenset(group.members).union(wanted or ())
+                self.members = frozenset(group.members) if wanted is None else None
                 if wanted is None:
                     self.problem = ""
                     return False
@@ -109,6 +109,7 @@ class CoordinationGroup:
         except MillstreamError as error:
             if str(error) != self.problem:
                 _LOG.warning("nodes that coordinate: %s", error)
+            self.members = None
             self.problem = str(error)
             return False
         self.members = frozenset(wanted)

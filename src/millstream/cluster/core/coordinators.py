@@ -4,11 +4,12 @@
 | --- | --- |
 | grows to the next odd number | enough members of the cluster can coordinate, up to the setting |
 | stays | a member is away, or has failed, and nobody can take its place |
-| shrinks | a member leaves for good, and nobody can take its place |
+| shrinks | members leave for good, and nobody can take their place; a group of three does not |
 
 Invariants:
 1. A member is replaced if it leaves, or has failed for `REPLACE_AFTER_MS`: a restart is no reason.
 2. One group follows from one state: nodes are chosen by zone and name, and members stay.
+3. A group of several has at least three members: with two, a majority would be both.
 
 Elsewhere: the change itself, which the coordination service refuses if the new members are not up
 to date or no quorum would be left (`cluster.aio.coordination_group`).
@@ -20,6 +21,7 @@ from collections.abc import Collection
 from typing import Final
 
 from millstream.cluster.core.elements import ClusterState
+from millstream.vsr.core.configuration import SIZES
 
 __all__ = ["REPLACE_AFTER_MS", "next_coordinators"]
 
@@ -43,7 +45,7 @@ def next_coordinators(
     size = _odd(min(state.settings.coordinators, len(kept) + len(free)))
     if size < len(members) and not leaving:
         size = _odd(min(len(members), max(size, state.settings.coordinators)))
-    if size > len(kept) + len(free):
+    if size > len(kept) + len(free) or size < SIZES[0] <= len(members):
         return None
     chosen = sorted(kept, key=lambda one: (one not in state.live, one))[:size]
     while len(chosen) < size:

@@ -45,13 +45,11 @@ from millstream.cluster.core.quorums import judge_rows
 from millstream.cluster.core.settings import FAILED_MS_MIN, SESSION_MS_MAX
 from millstream.cluster.core.step import EndSession, Step
 from millstream.cluster.core.writes import Txn, put_members
+from millstream.vsr.core.configuration import SIZES
 
 __all__ = ["failed_record", "is_done", "is_silent", "make_plan", "tend_members"]
 
 _FAILED: Final = ("failed", "auto")
-
-GROUP_MIN: Final = 3
-"""Fewest members of a group of several: with two, a majority would be both."""
 
 
 def tend_members(step: Step) -> Txn | None:
@@ -147,18 +145,20 @@ def _is_over(step: Step, name: str, node: NodeRecord) -> bool:
 def _coordinates(step: Step, name: str, node: NodeRecord) -> bool:
     """Return whether a node may be of the group that has the state, so it is still needed.
 
-    A group of three or more never gets smaller than three: where others are too few for that, a
-    member leaves, and the group goes on without it as long as it has a majority.
+    Where nobody can take its place in a group of three, it may go once both others are there.
     """
-    group = step.view.coordinators
+    group, nodes = step.view.coordinators, step.state.nodes
     if "coord" not in node.roles or (group is not None and name not in group):
         return False
-    others = sum(
-        one.state == "in" and "coord" in one.roles
-        for other, one in step.state.nodes.items()
-        if other != name and other in step.state.live
+    if group is None:
+        step.note(f"{node.name} leaves once it is known which nodes coordinate")
+        return True
+    others = [one for one in group if one != name and one in step.state.live]
+    is_replaced = any(
+        one.state == "in" and "coord" in one.roles and other not in group
+        for other, one in nodes.items()
     )
-    if group is not None and len(group) > 1 and others < GROUP_MIN:
+    if len(group) == len(others) + 1 == SIZES[0] and not is_replaced:
         return False
     step.note(f"{node.name} leaves once other nodes coordinate in its place")
     return True

@@ -1,8 +1,9 @@
 """Texts of documents taken apart without keeping others waiting.
 
 Invariants:
-1. A text of more than `SMALL_TEXT_BYTES` is taken apart in a helper process: it takes seconds
-   where somebody wants it to, and a thread would keep the interpreter's lock meanwhile.
+1. A text of more than `SMALL_TEXT_BYTES`, or `INTERPRETED_BYTES_MAX`, is taken apart in a helper
+   process: it takes seconds where somebody wants it to, and a thread would keep the interpreter's
+   lock meanwhile.
 2. What a large stored document holds is worked out in the thread, once there is room for it.
 
 Elsewhere: what is in a text (`documents.sent`), the processes (`runtime.long_calls`).
@@ -39,6 +40,8 @@ __all__ = [
 ]  # fmt: skip
 
 SMALL_TEXT_BYTES: Final = 64 * 1024
+INTERPRETED_BYTES_MAX: Final = 16 * 1024
+"""Most bytes of a body whose values are looked at one by one in the loop: 3,000 of `_bulk_get` took 5 ms."""
 QUICK_BODY_BYTES_MAX: Final = 8 * 1024
 """Most bytes of a request that is parsed in the loop: a condition of a query takes 8 us, an entry
 of `_bulk_get` 2 us."""
@@ -83,7 +86,7 @@ async def decoded(text: bytes) -> Any:
 
 async def interpreted(call: Callable[..., _Result], text: bytes, *more: object) -> _Result:
     """Return what a function of a module makes of a text; of a large one in a helper process."""
-    if len(text) <= SMALL_TEXT_BYTES:
+    if len(text) <= INTERPRETED_BYTES_MAX:
         return call(text, *more)
     return await run_apart(call, text, *more)
 

@@ -57,11 +57,13 @@ def test_a_member_that_has_failed_for_long_is_replaced_if_somebody_can() -> None
         assert following(cluster(a=node(), b=node(), c=failed), "abc") is None
 
 
-def test_a_member_that_leaves_is_replaced_or_the_group_shrinks() -> None:
+def test_a_member_that_leaves_is_replaced_or_the_group_shrinks_but_not_below_three() -> None:
     for state in ("leaving", "out"):
         gone = node(state)
         assert following(cluster(a=node(), b=node(), c=gone, d=node()), "abc") == "abd"
-        assert following(cluster(a=node(), b=node(), c=gone), "abc") == "a"
+        assert following(cluster(a=node(), b=node(), c=gone), "abc") is None
+        five = {one: node() for one in "abcd"}
+        assert following(cluster(5, **five, e=gone), "abcde") == "abc"
     assert following(cluster(a=node("out")), "a") is None
 
 

@@ -215,15 +215,28 @@ def test_a_leaving_node_is_not_out_while_it_may_be_of_the_group_that_has_the_sta
     scene = replaced(
         Scene(("b", "c"), active="b"), "a", state="leaving", roles=("data", "coord")
     )  # fmt: skip
-    for group in (None, frozenset("a")):
+    told = "a leaves once other nodes coordinate in its place"
+    for group, note in (
+        (None, "a leaves once it is known which nodes coordinate"),
+        (frozenset("a"), told), (frozenset("abcde"), told),
+    ):  # fmt: skip
         scene.coordinators = group
         decision = scene.decide()
         assert states(decision) is None
-        assert "a leaves once other nodes coordinate in its place" in decision.notes
+        assert note in decision.notes
+
+
+def test_a_node_leaves_a_group_of_three_that_nobody_else_can_join() -> None:
+    scene = Scene(("b", "c"), active="b")
+    for name in "abc":
+        scene = replaced(scene, name, roles=("data", "coord"))
+    scene = replaced(scene, "a", state="leaving")
     scene.coordinators = frozenset("bcd")
-    assert states(scene.decide()) == "out"
+    assert states(scene.decide()) == "out", "it coordinates no more"
     scene.coordinators = frozenset("abc")
-    assert states(scene.decide()) == "out", "two others cannot be a group of three"
+    assert states(scene.decide()) == "out"
+    scene.lose("b")
+    assert states(scene.decide()) is None, "the others are no majority without it"
 
 
 def test_a_given_up_node_is_out_when_nothing_names_it() -> None:
