@@ -27,10 +27,10 @@ from collections import deque
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import suppress
 from struct import Struct
-from typing import Final, NamedTuple
+from typing import Final, NamedTuple, Protocol
 
 from millstream.client.connection import Connection
-from millstream.client.routing import Backoff, Router
+from millstream.client.routing import Router
 from millstream.errors import (
     MillstreamError,
     RemoteProtocolError,
@@ -58,7 +58,7 @@ from millstream.wire.mcbp import (
 )
 from millstream.wire.replies import error_of_status
 
-__all__ = ["FETCH_BYTES", "WINDOW_BYTES", "BucketRanges", "BulkReader", "Range"]
+__all__ = ["FETCH_BYTES", "WINDOW_BYTES", "BucketRanges", "BulkReader", "Range", "Waiting"]
 
 WINDOW_BYTES: Final = 8 * 1024 * 1024
 FETCH_BYTES: Final = 512 * 1024
@@ -299,6 +299,18 @@ class BulkReader:
             self._unacked_bytes = 0
 
 
+class Waiting(Protocol):
+    """Pauses between attempts, for a limited time."""
+
+    def pause(self, failure: MillstreamError) -> None:
+        """Pause before the next attempt; raise the failure if the time is over."""
+        ...
+
+    def end(self) -> None:
+        """Note that an attempt was successful."""
+        ...
+
+
 class BucketRanges:
     """Reads ranges of a bucket from the nodes that have their partitions.
 
@@ -306,7 +318,7 @@ class BucketRanges:
         router: of a client of the bucket; its connections are taken over.
         with_values: as for `BulkReader`.
         with_meta: as for `BulkReader`.
-        patience_s: how long to wait for a node that is away or a partition that moves, in seconds.
+        waiting: how nodes that are away and partitions that move are waited for. None: not at all.
     """
 
     def __init__(
@@ -315,11 +327,11 @@ class BucketRanges:
         *,
         with_values: bool = True,
         with_meta: bool = False,
-        patience_s: float = 0.0,
+        waiting: Waiting | None = None,
     ) -> None:
         self._router = router
         self._with_values, self._with_meta = with_values, with_meta
-        self._patience_s = patience_s
+        self._waiting = waiting
         self._reader: tuple[NodeAddress, BulkReader] | None = None
         """The reader of the node that was read from last."""
 
@@ -337,7 +349,6 @@ class BucketRanges:
             UnavailableError: a node went while it was read from, or is away for too long.
         """
         left = list(ranges)
-        backoff: Backoff | None = None
         while left:
             has_given = is_read = False
             mine: Sequence[Range] = ()
@@ -347,17 +358,18 @@ class BucketRanges:
                     has_given = True
                     yield chunk
                 is_read = True
-            except (RoutingError, UnavailableError):
-                backoff = backoff or Backoff(self._patience_s)
-                if has_given or not backoff.wait():
+            except (RoutingError, UnavailableError) as error:
+                if has_given or self._waiting is None:
                     raise
+                self._waiting.pause(error)
                 with suppress(UnavailableError):  # the next try says so
                     self._router.refresh_map()
             finally:
                 if not is_read:
                     self.close()
             if is_read:
-                backoff = None
+                if self._waiting is not None:
+                    self._waiting.end()
                 left = [wanted for wanted in left if wanted not in mine]
 
     def _reader_for(self, ranges: Sequence[Range]) -> tuple[BulkReader, Sequence[Range]]:

@@ -11,6 +11,7 @@ from millstream.client.bulk import BulkReader, Range
 from millstream.client.columns import Columns, cut_columns, decode_meta
 from millstream.client.connection import Connection
 from millstream.errors import (
+    MillstreamError,
     RemoteProtocolError,
     RollbackRequiredError,
     RoutingError,
@@ -271,6 +272,16 @@ class Nodes:
         raise UnavailableError("nobody is there")
 
 
+class Waits:
+    """Waits without a pause."""
+
+    def pause(self, failure: MillstreamError) -> None:
+        """Go on at once."""
+
+    def end(self) -> None:
+        """Nothing to note."""
+
+
 @pytest.fixture
 def make_nodes(streams: Any) -> Iterator[Any]:
     made: list[Connection] = []
@@ -301,7 +312,7 @@ def test_ranges_are_read_at_one_node_after_the_other(make_nodes: Any) -> None:
 
 def test_a_node_that_restarts_is_read_from_afterwards(make_nodes: Any) -> None:
     nodes = make_nodes(1, away=2)
-    with closing(bulk.BucketRanges(nodes, patience_s=30.0)) as ranges:
+    with closing(bulk.BucketRanges(nodes, waiting=Waits())) as ranges:
         assert len(columns_of(ranges.read([Range(0, Position(), 5)]))) == 5
     assert nodes.refreshed == 2
     nodes.away = 1
@@ -319,7 +330,7 @@ def test_what_was_given_is_not_given_again(
     monkeypatch.setattr(BulkReader, "read", cut)
     nodes = make_nodes(1)
     (connection,) = nodes.connections
-    found = bulk.BucketRanges(nodes, patience_s=30.0).read([Range(0, Position(), 5)])
+    found = bulk.BucketRanges(nodes, waiting=Waits()).read([Range(0, Position(), 5)])
     assert next(found) == b"chunk"
     with pytest.raises(UnavailableError, match="cut"):
         next(found)

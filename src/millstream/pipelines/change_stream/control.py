@@ -116,9 +116,7 @@ class NodeControl:
             if len(active) == len(self.partition_ids) or not is_spread:
                 wait.end()
                 return {position.partition_id: position for position in found}
-            failure = self._inactive(found)
-            if not wait.pause(failure):
-                raise failure
+            wait.pause(self._inactive(found))
             self.refresh_map()
 
     def refresh_map(self) -> None:
@@ -169,9 +167,7 @@ class NodeControl:
             if self._newest is None or not unknown or self._is_alone:
                 wait.end()
                 return found
-            failure = self._durable_unknown(unknown)
-            if not wait.pause(failure):
-                raise failure
+            wait.pause(self._durable_unknown(unknown))
 
     def failover_log(self, partition_id: int) -> FailoverLog:
         """Return the histories of a partition, newest first."""
@@ -189,7 +185,9 @@ class NodeControl:
             if not may_move or error.code != "lease_lost":
                 raise
             raise UnavailableError(
-                f"a partition moves: {error}", code="partition_inactive", retry="refresh_map"
+                f"a partition moves: {error}",
+                code="partition_inactive",
+                retry="never" if self._reconnect_s else "refresh_map",  # this waited already
             ) from error
 
     def open_whole_lease(self, partition_ids: Sequence[int]) -> Mapping[int, LeaseHold]:
@@ -208,8 +206,8 @@ class NodeControl:
                 break
             positions = self.positions() if missing else {}
             missing = [p for p in missing if positions[p].high_seqno]
-            if missing and not wait.pause(failure := self._durable_unknown(missing)):
-                raise failure
+            if missing:
+                wait.pause(self._durable_unknown(missing))
         wait.end()
         return held
 
@@ -258,7 +256,6 @@ class NodeControl:
             f"the newest map has them: {', '.join(waiting[:WAITING_SHOWN_MAX])}. Start the query "
             "again when the cluster serves them",
             code="partition_inactive",
-            retry="never" if self._reconnect_s else "backoff",
         )
 
     def _owner_of(self, partition_id: int) -> str:

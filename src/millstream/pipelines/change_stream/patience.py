@@ -74,30 +74,44 @@ class Wait:
 
     def __init__(self, reconnect_s: float) -> None:
         self._reconnect_s = reconnect_s
-        self._backoff = Backoff(reconnect_s)
-        self._began_s = time.monotonic()
-        self._told_s = self._began_s + TOLD_AFTER_S - TOLD_EVERY_S
+        self._backoff: Backoff | None = None
+        self._began_s = self._told_s = 0.0
         self._is_told = False
 
-    def pause(self, reason: object) -> bool:
-        """Pause before the next attempt; False, at once, when the time is over.
+    def pause(self, failure: MillstreamError) -> None:
+        """Pause before the next attempt.
 
         Args:
-            reason: what is waited for, to be told.
+            failure: what is waited for, to be told.
+
+        Raises:
+            MillstreamError: `failure`, if the time is over: with `retry` never, or with 0 seconds
+                as it is.
         """
+        if not self._reconnect_s:
+            raise failure
         now_s = time.monotonic()
+        if self._backoff is None:
+            self._backoff = Backoff(self._reconnect_s)
+            self._began_s, self._told_s = now_s, now_s + TOLD_AFTER_S - TOLD_EVERY_S
         if now_s >= self._told_s + TOLD_EVERY_S:
             self._told_s, self._is_told = now_s, True
             sys.stderr.write(
-                f"millstream: waiting for {now_s - self._began_s:.0f} s, {self._limit}: {reason}\n"
+                f"millstream: waiting for {now_s - self._began_s:.0f} s, {self._limit}: "
+                f"{failure}\n"
             )
-        return self._backoff.wait()
+        if not self._backoff.wait():
+            waited = f"tried again for {self._reconnect_s:g} s: reconnectTimeout"
+            failure.args = (f"{failure} ({waited})",)
+            failure.retry = "never"
+            raise failure
 
     def end(self) -> None:
-        """Say that it is over, if it was told of."""
+        """Say that it is over, if it was told of; the next failure begins a wait of its own."""
         if self._is_told:
             took_s = time.monotonic() - self._began_s
             sys.stderr.write(f"millstream: goes on after a wait of {took_s:.0f} s\n")
+        self._backoff, self._is_told = None, False
 
     @property
     def _limit(self) -> str:
@@ -149,7 +163,7 @@ def again(
         UnavailableError, RoutingError: the last failure, with `retry` never; or the first one
             that has it; or, with 0 seconds, the only one as it is.
     """
-    wait: Wait | None = None
+    wait = Wait(reconnect_s)
     failure: MillstreamError
     while True:
         try:
@@ -165,16 +179,9 @@ def again(
                 raise
             failure = error
         else:
-            if wait is not None:
-                wait.end()
+            wait.end()
             return answer
-        if not reconnect_s:
-            raise failure
-        wait = wait or Wait(reconnect_s)
-        if not wait.pause(failure):
-            failure.args = (f"{failure} (tried again for {reconnect_s:g} s: reconnectTimeout)",)
-            failure.retry = "never"
-            raise failure
+        wait.pause(failure)
         between()
 
 

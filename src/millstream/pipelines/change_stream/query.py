@@ -59,7 +59,7 @@ class Query:
     def __init__(self, options: SourceOptions) -> None:
         self._options = options
         self._control = NodeControl(options, waits=False)
-        self._wait: Wait | None = None
+        self._wait = Wait(options.reconnect_s)
         self._waits_for = ""
         self._has_planned = False
         self._high: dict[str, Any] | None = None
@@ -151,16 +151,15 @@ class Query:
 
     def _pause(self, error: UnavailableError | RoutingError) -> None:
         """Pause before nodes are asked again; raise the error if that may not be."""
-        self._wait = self._wait or Wait(self._options.reconnect_s)
         self._waits_for = str(error)
-        if error.retry == "never" or not self._wait.pause(error):
+        if error.retry == "never":
             raise error
+        self._wait.pause(error)
         self._control.refresh_map()
 
     def _answered(self) -> None:
-        if self._wait is not None:
-            self._wait.end()
-        self._wait, self._waits_for = None, ""
+        self._wait.end()
+        self._waits_for = ""
 
     def high_offset(self) -> dict[str, Any] | None:
         """Return the present end of every partition, for the progress.

@@ -77,7 +77,7 @@ class NodeRanges:
             self._connected().router,
             with_values=self._with_values,
             with_meta=self._with_meta,
-            patience_s=self._options.reconnect_s,
+            waiting=Wait(self._options.reconnect_s),
         )
         with closing(read):
             try:
@@ -114,8 +114,8 @@ class NodeRanges:
         while missing:
             held.update(self.open_lease(missing))
             missing = [p for p in missing if self._is_short(p, ends[p], held.get(p))]
-            if missing and not wait.pause(failure := self._durable_unknown(missing)):
-                raise failure
+            if missing:
+                wait.pause(self._durable_unknown(missing))
             for p in missing:
                 if p in held:
                     self.release_lease(held.pop(p).lease_id, p)

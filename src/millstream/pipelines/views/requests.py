@@ -195,8 +195,9 @@ def _begun(
             wait.end()
             return answered, chain((first,), pieces)
         except MillstreamError as error:
-            if error.code not in _PASSING or not wait.pause(error):
+            if error.code not in _PASSING:
                 raise
+            wait.pause(error)
 
 
 def _asked(

@@ -103,6 +103,6 @@ def test_a_wait_says_what_it_waits_for_at_most_so_often(
 ) -> None:
     wait = Wait(math.inf)
     while clock.now_s < 1_000 + patience.TOLD_AFTER_S + 3 * patience.TOLD_EVERY_S - 1:
-        assert wait.pause("partition 3")
+        wait.pause(UnavailableError("partition 3"))
     told = capsys.readouterr().err
     assert told.count("reconnectTimeout forever: partition 3") == 3

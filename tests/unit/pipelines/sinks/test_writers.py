@@ -27,7 +27,6 @@ SCHEMA = StructType().add("key", StringType()).add("value", StringType())
 def bucket(monkeypatch: pytest.MonkeyPatch) -> SinkBucketDouble:
     found = SinkBucketDouble()
     monkeypatch.setattr(writers, "open_again", lambda options: found)
-    monkeypatch.setattr(writers, "open_again", lambda options: found)
     monkeypatch.setattr(writers, "plan_batch", lambda options: [])
     monkeypatch.setattr(writers, "pinned_batches", lambda *_: scan(found))
     return found
