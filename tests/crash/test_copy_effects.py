@@ -13,7 +13,7 @@ from typing import NamedTuple
 
 import pytest
 
-from millstream.kv.aio.engine import _StoreReader
+from millstream.kv.aio.reading_back import StoreReader
 from millstream.kv.core.copies import moves
 from millstream.kv.core.flush import FlushPlan
 from millstream.kv.core.partition.partition import Partition
@@ -66,7 +66,7 @@ class CopyOnDisk:
         self.partition = Partition(
             0, failover_log=found.failover_log, high_seqno=found.high_seqno,
             purge_seqno=found.purge_seqno, is_resident=not self.store.has_records(0),
-            log=_StoreReader(self.store, damaged), state=found.state,
+            log=StoreReader(self.store, damaged), state=found.state,
             last_branch=found.last_branch, top_seqno=found.top_seqno, range_end=found.range_end,
             owed=found.owed,
         )  # fmt: skip

@@ -11,7 +11,7 @@ import random
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 
-from millstream.kv.aio.engine import _StoreReader
+from millstream.kv.aio.reading_back import StoreReader
 from millstream.kv.core.bucket import Bucket
 from millstream.kv.core.copies import moves
 from millstream.kv.core.copies.feed_effects import ChangeState, Read, Send, TakenOver, Undo, Wait
@@ -59,7 +59,7 @@ class Node:
             new_entry=self.new_entry, sizes=SIZES, is_alone=False,
         )  # fmt: skip
         store.withdraw_receipt()
-        log = _StoreReader(store, damaged)
+        log = StoreReader(store, damaged)
         self.bucket = Bucket(
             "b", "00",
             [

@@ -17,8 +17,7 @@ from typing import Any
 from unittest.mock import patch
 
 from millstream.errors import CorruptionError
-from millstream.kv.aio.engine import _LoopReader
-from millstream.kv.aio.reading_back import ReadingBack
+from millstream.kv.aio.reading_back import LoopReader, ReadingBack
 from millstream.kv.core.partition.partition import Partition
 from millstream.kv.core.partition.residents import NotInMemory
 from millstream.kv.core.queue.log_reader import Fetched
@@ -53,7 +52,7 @@ class SimulatedReading:
     def reader(self, store: LogStore, on_corrupt: Callable[[CorruptionError], None]):
         """What partitions read the log through."""
         with patch.object(asyncio, "get_running_loop", lambda: self._loop):
-            return _LoopReader(store, on_corrupt, ReadingBack("b", store, on_corrupt))
+            return LoopReader(store, on_corrupt, ReadingBack("b", store, on_corrupt))
 
     def ask(self, partition: Partition, call: Callable[[], object]) -> None:
         """Do what a client asks, now or once a thread has read; a refused one goes away."""

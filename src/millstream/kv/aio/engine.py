@@ -17,7 +17,7 @@ import asyncio
 import logging
 import secrets
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
 from itertools import compress
@@ -41,7 +41,7 @@ from millstream.kv.aio.flusher import DISK_FULL, Flusher
 from millstream.kv.aio.majority import MajorityWait
 from millstream.kv.aio.memory_keeper import MemoryKeeper
 from millstream.kv.aio.pager import NoExpiries, Pager
-from millstream.kv.aio.reading_back import ReadingBack, telling_of_damage
+from millstream.kv.aio.reading_back import LoopReader, ReadingBack
 from millstream.kv.aio.replicator import LinkTo, Replicator, plain_link
 from millstream.kv.aio.reserve import Reserve
 from millstream.kv.aio.serving import ServingWatch
@@ -57,14 +57,12 @@ from millstream.kv.core.partition.memory import (
 )
 from millstream.kv.core.partition.partition import Partition
 from millstream.kv.core.queue.low_points import PURGE_AGE_S, HistoryWindow
-from millstream.kv.core.queue.mutation_queue import Entry
 from millstream.kv.core.revisions.design_documents import DesignDocuments
 from millstream.model.bucket_map import BucketMap
 from millstream.model.cluster_maps import DataRecord
 from millstream.model.limits import QUEUE_BYTES_MAX, UINT48_MAX
 from millstream.model.partitions import DESIGN_PREFIX, PartitionState
 from millstream.model.position import BRANCH_NOISE_BITS, FailoverEntry, branch_by_clock
-from millstream.model.sides import side_of
 from millstream.runtime.disk import OsDisk
 from millstream.runtime.metrics import free_bytes
 from millstream.storage.aio.by_id import LmdbByIdMap
@@ -90,83 +88,6 @@ def new_failover_entry(seqno: int, last_branch: int) -> FailoverEntry:
     by_clock = branch_by_clock(time.time_ns(), secrets.randbits(BRANCH_NOISE_BITS))
     uuid = secrets.randbelow(UINT48_MAX) + 1
     return FailoverEntry(uuid, seqno, max(last_branch + 1, by_clock))
-
-
-class _StoreReader:
-    """The log as partitions read it."""
-
-    def __init__(self, store: LogStore, on_corrupt: Callable[[CorruptionError], None]) -> None:
-        self._store = store
-        self._on_corrupt = on_corrupt
-
-    def find(self, partition_id: int, key: bytes) -> Entry | None:
-        """Return the newest record of the key, tombstones included; blocks."""
-        with telling_of_damage(self._on_corrupt):
-            found = self._store.find(partition_id, key)
-        return Entry(key, found.frame, side_of(found.lineage, found.sidecar)) if found else None
-
-    def newest_seqno(self, partition_id: int, key: bytes) -> int:
-        """Return the seqno of the newest record of the key; 0 if there is none."""
-        with telling_of_damage(self._on_corrupt):
-            found = self._store.locate(partition_id, key)
-        return found[0] if found else 0
-
-    def backfill(
-        self,
-        partition_id: int,
-        after: int,
-        upto: int,
-        at: int,
-        superseded: set[int],
-        *,
-        is_described: bool = False,
-    ) -> Iterator[tuple[list[bytes], int]]:
-        """Yield frames of (after, upto] that nothing up to `at` replaces, here or in `superseded`.
-
-        `is_described`: each frame has its metadata in front. Blocks.
-        """
-        if after >= upto:
-            return
-        last = after
-        with telling_of_damage(self._on_corrupt):
-            skip = self._store.superseded(partition_id, after, at) | superseded
-            for frames, last in self._store.scan_frames(
-                partition_id, after, upto, skip, is_described=is_described
-            ):
-                yield frames, last
-        if last < upto:
-            yield [], upto
-
-    def newest_mark(self, partition_id: int, seqno: int) -> int:
-        """Return the newest mark at or below `seqno` that can be read as of; 0 if none."""
-        with telling_of_damage(self._on_corrupt):
-            return self._store.newest_mark(partition_id, seqno)
-
-    def keys(self, partition_id: int) -> Iterator[bytes]:
-        """Yield the keys that have a record, tombstones included; blocks."""
-        with telling_of_damage(self._on_corrupt):
-            yield from self._store.keys(partition_id)
-
-    def page(
-        self, partition_id: int, low: bytes, high: bytes, count: int, *, descending: bool
-    ) -> list[bytes]:
-        """Return the first keys of a range; see `LogReader`."""
-        with telling_of_damage(self._on_corrupt):
-            return self._store.page(partition_id, low, high, count, descending=descending)
-
-
-class _LoopReader(_StoreReader):
-    """The same in the loop, which must not wait for the disk."""
-
-    def __init__(
-        self,
-        store: LogStore,
-        on_corrupt: Callable[[CorruptionError], None],
-        reading: ReadingBack,
-    ) -> None:
-        super().__init__(store, on_corrupt)
-        self.find = reading.find  # type: ignore[method-assign]
-        self.fetch = reading.fetch
 
 
 class DiskStatistics(NamedTuple):
@@ -585,7 +506,7 @@ async def _opened(
     newest = await asyncio.to_thread(_newest_cas, store)
     newest = cas_to_go_on_from(newest, time.time_ns())
     reading = ReadingBack(name, store, on_corrupt)
-    reader, memory = _LoopReader(store, on_corrupt, reading), Memory(memory_quota_bytes)
+    reader, memory = LoopReader(store, on_corrupt, reading), Memory(memory_quota_bytes)
     queue_bytes_max = min(QUEUE_BYTES_MAX, memory_quota_bytes // QUEUE_SHARE)
     partitions = [
         Partition(

@@ -36,8 +36,10 @@ __all__ = [
     "BUSY_WAIT_S",
     "READS_WAITING_MAX",
     "READ_THREADS_MAX",
+    "LoopReader",
     "ReadingBack",
     "ReadingBackStatistics",
+    "StoreReader",
     "telling_of_damage",
     "with_documents",
 ]
@@ -231,3 +233,80 @@ class ReadingBack:
         self._is_stopping = True
         self._threads.shutdown(wait=False, cancel_futures=True)
         await asyncio.to_thread(self._threads.shutdown)
+
+
+class StoreReader:
+    """The log as partitions read it."""
+
+    def __init__(self, store: LogStore, on_corrupt: Callable[[CorruptionError], None]) -> None:
+        self._store = store
+        self._on_corrupt = on_corrupt
+
+    def find(self, partition_id: int, key: bytes) -> Entry | None:
+        """Return the newest record of the key, tombstones included; blocks."""
+        with telling_of_damage(self._on_corrupt):
+            found = self._store.find(partition_id, key)
+        return Entry(key, found.frame, side_of(found.lineage, found.sidecar)) if found else None
+
+    def newest_seqno(self, partition_id: int, key: bytes) -> int:
+        """Return the seqno of the newest record of the key; 0 if there is none."""
+        with telling_of_damage(self._on_corrupt):
+            found = self._store.locate(partition_id, key)
+        return found[0] if found else 0
+
+    def backfill(
+        self,
+        partition_id: int,
+        after: int,
+        upto: int,
+        at: int,
+        superseded: set[int],
+        *,
+        is_described: bool = False,
+    ) -> Iterator[tuple[list[bytes], int]]:
+        """Yield frames of (after, upto] that nothing up to `at` replaces, here or in `superseded`.
+
+        `is_described`: each frame has its metadata in front. Blocks.
+        """
+        if after >= upto:
+            return
+        last = after
+        with telling_of_damage(self._on_corrupt):
+            skip = self._store.superseded(partition_id, after, at) | superseded
+            for frames, last in self._store.scan_frames(
+                partition_id, after, upto, skip, is_described=is_described
+            ):
+                yield frames, last
+        if last < upto:
+            yield [], upto
+
+    def newest_mark(self, partition_id: int, seqno: int) -> int:
+        """Return the newest mark at or below `seqno` that can be read as of; 0 if none."""
+        with telling_of_damage(self._on_corrupt):
+            return self._store.newest_mark(partition_id, seqno)
+
+    def keys(self, partition_id: int) -> Iterator[bytes]:
+        """Yield the keys that have a record, tombstones included; blocks."""
+        with telling_of_damage(self._on_corrupt):
+            yield from self._store.keys(partition_id)
+
+    def page(
+        self, partition_id: int, low: bytes, high: bytes, count: int, *, descending: bool
+    ) -> list[bytes]:
+        """Return the first keys of a range; see `LogReader`."""
+        with telling_of_damage(self._on_corrupt):
+            return self._store.page(partition_id, low, high, count, descending=descending)
+
+
+class LoopReader(StoreReader):
+    """The same in the loop, which must not wait for the disk."""
+
+    def __init__(
+        self,
+        store: LogStore,
+        on_corrupt: Callable[[CorruptionError], None],
+        reading: ReadingBack,
+    ) -> None:
+        super().__init__(store, on_corrupt)
+        self.find = reading.find  # type: ignore[method-assign]
+        self.fetch = reading.fetch
