@@ -6,8 +6,8 @@ Invariants:
    it. A node without a member asks others for it, `SHARED_FAR_S` later.
 2. A change that was made on one node alone, as over HTTP, is copied to the element until it is
    there.
-3. The node that began the pool writes the users that it has when other nodes join. Later each
-   node decides alone about users that the element does not name.
+3. The node that began the pool adds users of its own that the element does not name. It changes
+   none that is named. The other nodes decide alone about users that the element does not name.
 
 Elsewhere: the value (`access.shared_record`), the record (`access.users`), the callers
 (`aio.user_guard`).
@@ -86,8 +86,7 @@ class SharedUsers:
         self.is_shared, self._on_user_changed = is_shared, on_user_changed
         self._seen = NEVER
         self._unshared: dict[str, None] = {}
-        self._is_first = has_begun and has_secret and not is_shared()
-        """Nobody else has joined yet: the users of this node are to be those of all."""
+        self._names_all = has_begun and has_secret
         self._failure = ""
         self._tasks = Tasks()
 
@@ -101,7 +100,7 @@ class SharedUsers:
 
     def changed_here(self, name: str) -> None:
         """This node's record was changed, not by what is shared: the others are to know."""
-        if self.is_shared():
+        if self._has_secret:
             self._unshared[name] = None
 
     async def change(
@@ -165,10 +164,7 @@ class SharedUsers:
                 self._failure = str(error)
 
     async def _look(self) -> None:
-        if self._is_first:
-            await self._begin()
-            self._is_first = False
-        for name in list(self._unshared) if self._has_secret else ():
+        for name in list(self._unshared):
             user = self._users.get(name)
             await self._change(name, partial(_become, user))
         found = await self._known_here()
@@ -179,16 +175,9 @@ class SharedUsers:
             async with self._connect() as client:
                 found = await _read(client)
         await self._adopt(*found)
-
-    async def _begin(self) -> None:
-        """Write the users of this node: until now it was alone, so what it has is the newest."""
-        async with self._connect() as client:
-            known = (await _read(client))[1]
-        here = self._users.all()
-        names = sorted(known.keys() | here.keys()) if known else list(here)[:1]  # names all
-        for name in names:
-            if known.get(name) != here.get(name):
-                await self._change(name, partial(_become, here.get(name)))
+        unnamed = self._users.all().keys() - found[1].keys() if self._names_all else ()
+        for name in sorted(unnamed):
+            await self._change(name, lambda before: before)  # named by now: it stays as it is
 
     async def _known_here(self) -> tuple[Version, SharedRecord] | None:
         """Return what this node's member of the group has. None if it has nothing, or not yet."""

@@ -158,11 +158,16 @@ class UserGuard:
         def work() -> User:
             return self._users.change(name, password=password, rights=rights, groups=groups)
 
-        self.drop_soon((await self._run(work)).name)
+        self._changed_here((await self._run(work)).name)
 
     async def _delete_here(self, name: str) -> None:
         if not await self._run(self._users.delete, name):
             raise ConditionError(f"there is no user {name!r}", code="user_not_found")
+        self._changed_here(name)
+
+    def _changed_here(self, name: str) -> None:
+        if self.shared is not None:
+            self.shared.changed_here(name)  # for nodes that join later
         self.drop_soon(name)
 
     def list_users(self, done: ValueDone) -> None:

@@ -108,11 +108,27 @@ async def test_what_changed_while_a_node_was_alone_is_newer_than_what_was_shared
         await nodes.until_all("joe", "pw")
         shared = nodes.running[0]._guard.shared
         assert shared is not None
-        shared._is_first = True  # as one that has started alone
         monkeypatch.setattr(shared, "is_shared", lambda: False)
         assert await nodes.change(0, UserChange("bob", "new")) == b"+OK"
         assert await nodes.change(0, "joe") == b"+OK"
         monkeypatch.undo()
+        await nodes.until_all("bob", "new")
+        await until(lambda: not any(one.get("joe") for one in nodes.users))
+    assert nodes.fatal == []
+
+
+async def test_users_that_others_have_changed_are_not_set_back_by_the_node_that_began(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(shared_users, "SHARED_S", 0.02)
+    async with NodesWithUsers(tmp_path) as nodes:
+        for name in ("ada", "bob", "joe"):
+            await nodes.change(0, UserChange(name, "pw", ("admin",)))
+        await nodes.until_all("joe", "pw")
+        assert await nodes.change(1, UserChange("bob", "new")) == b"+OK"
+        assert await nodes.change(1, "joe") == b"+OK"
+        nodes.users[0].put("eve", "pw", ["read:b"])  # unknown to the element
+        await nodes.until_all("eve", "pw")
         await nodes.until_all("bob", "new")
         await until(lambda: not any(one.get("joe") for one in nodes.users))
     assert nodes.fatal == []
