@@ -403,9 +403,9 @@ class ManagedEngine:
         self.set_settings(maps.settings)  # new buckets have none of this yet
         self.set_right(self._lease_ms, is_admitted=self._is_admitted)
         self._on_maps()
+        self._buckets.await_maps(is_awaited=False)  # names are known, also of those that failed
         if failure is not None:
             raise failure
-        self._buckets.await_maps(is_awaited=False)
 
     async def _take_map(
         self,

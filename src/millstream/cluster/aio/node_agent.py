@@ -270,7 +270,7 @@ class NodeAgent:
             message = (
                 "the record of this node was changed meanwhile; its addresses are written again"
             )
-            raise UnavailableError(message, code="id_in_use")
+            raise UnavailableError(message, code="busy")
 
     # ---- while it lasts
 

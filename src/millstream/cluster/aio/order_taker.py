@@ -24,6 +24,7 @@ from typing import Final
 from millstream.cluster.aio.local_engine import ClusterMaps, LocalEngine
 from millstream.cluster.aio.messages import OrdersReply, OrdersRequest
 from millstream.cluster.core.admission import (
+    INDEX_ORDERS,
     Admit,
     Known,
     RaiseToken,
@@ -45,7 +46,6 @@ __all__ = ["OrderTaker"]
 
 _LOG = logging.getLogger(__name__)
 _REFUSED: Final = Reply("refused")
-_OF_PARTS: Final = ("index", "freeze", "stop")
 
 
 class _State:
@@ -197,7 +197,11 @@ class OrderTaker:
         return replies
 
     def _judged(self, order: Order, state: _State) -> Ruling:
-        place, has_copy, has_part = order.place, order.record is not None, order.kind in _OF_PARTS
+        place, has_copy, has_part = (
+            order.place,
+            order.record is not None,
+            order.kind in INDEX_ORDERS,
+        )
         known = Known(
             self._cluster,
             self._node,

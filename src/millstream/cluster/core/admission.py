@@ -34,6 +34,7 @@ from millstream.model.partitions import PartitionState
 from millstream.vsr.core.versions import Version
 
 __all__ = [
+    "INDEX_ORDERS",
     "Activate",
     "Admit",
     "Adopt",
@@ -54,7 +55,7 @@ __all__ = [
 ]
 
 _ACTIVE: Final = PartitionState.ACTIVE
-_OF_INDEX: Final = ("index", "freeze", "stop")
+INDEX_ORDERS: Final = ("index", "freeze", "stop")
 
 
 class RaiseToken(NamedTuple):
@@ -182,7 +183,7 @@ def judge_order(order: Order, known: Known) -> Ruling:
         steps.append(RaiseToken(order.token))
     if order.kind == "report":
         return Ruling(tuple(steps))
-    if order.kind in _OF_INDEX:
+    if order.kind in INDEX_ORDERS:
         return _index_ruling(order, known, steps)
     if order.kind == "admit":
         is_same = order.boots == known.boots

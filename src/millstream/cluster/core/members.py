@@ -228,9 +228,8 @@ def _silent_for_long(step: Step, gone: list[str]) -> list[str]:
     memory.silent = {name: memory.silent.get(name, now_ms) for name in gone}
     patience_ms = step.state.settings.session_ttl_ms - SESSION_MS_MAX
     late = [name for name in gone if now_ms - memory.silent[name] >= patience_ms]
-    for name in set(gone) - set(late):
-        left_s = (patience_ms - now_ms + memory.silent[name]) / 1000
-        step.note(f"{step.state.nodes[name].name} is silent: {left_s:.0f} s are left to it")
+    for name in sorted(set(gone) - set(late)):
+        step.note(f"{step.state.nodes[name].name} is silent; `session_ttl_ms` is waited for")
     return late
 
 
