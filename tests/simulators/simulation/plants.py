@@ -121,11 +121,11 @@ def begins_at_the_top(p: int, summary: PartitionSummary, *asked: Any) -> Iterato
         yield control(one.kind, p, one.content._replace(seqno=summary.top)) if is_entry else one
 
 
-_after_unclean_stop = LogStore._after_unclean_stop
+_at_start = LogStore._at_start
 
 
 def comes_back_active(self: LogStore, *_: object, **__: bool) -> Iterator[Control]:
-    yield from _after_unclean_stop(self, True, begins_absent=True)
+    yield from _at_start(self, True, begins_absent=True)
 
 
 _roll_back = LogStore.roll_back
@@ -258,7 +258,7 @@ PLANTS: dict[str, Plant] = {
     ),
     "restart_as_active": Plant(
         "an active copy that was killed serves again at once",
-        swap(LogStore, "_after_unclean_stop", comes_back_active),
+        swap(LogStore, "_at_start", comes_back_active),
     ),
     "no_fencing": Plant(
         "a copy follows a source of a lower branch than it has promised",

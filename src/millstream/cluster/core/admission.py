@@ -55,6 +55,8 @@ __all__ = [
 ]
 
 _ACTIVE: Final = PartitionState.ACTIVE
+_MAY_TAKE: Final = (PartitionState.REPLICA, PartitionState.PENDING)
+"""A copy is pending while it is taking over, or where an earlier attempt could not be undone."""
 INDEX_ORDERS: Final = ("index", "freeze", "stop")
 
 
@@ -252,7 +254,7 @@ def _copy_ruling(
         if standing.state is PartitionState.DEAD:
             steps.append(Follow(place))
     elif order.kind == "take_over":
-        if standing.state is PartitionState.REPLICA:
+        if standing.state in _MAY_TAKE:
             steps.append(TakeOver(place))
     elif order.kind == "remove" and node not in record.placed:
         steps.append(Remove(place))

@@ -23,7 +23,15 @@ from millstream.storage.core.commit import Control, control
 from millstream.storage.core.records import NOTHING_OWED, Kind, LowPoints, Owed
 from millstream.storage.core.summary import PartitionSummary
 
-__all__ = ["absence", "activation", "memory_owed", "promise", "state_of_copy", "with_all_owed"]
+__all__ = [
+    "absence",
+    "activation",
+    "memory_owed",
+    "promise",
+    "state_of_copy",
+    "take_over_ended",
+    "with_all_owed",
+]
 
 _SERVING: Final = (PartitionState.ACTIVE, PartitionState.PENDING)
 
@@ -59,6 +67,12 @@ def activation(
     yield from state_of_copy(p, PartitionState.ACTIVE)
     if summary.top > mark:
         yield control(Kind.MARK, p, summary.top)
+
+
+def take_over_ended(p: int, summary: PartitionSummary) -> Iterator[Control]:
+    """A stop ends a take-over: its copy follows again."""
+    if summary.state is PartitionState.PENDING:
+        yield control(Kind.STATE, p, PartitionState.REPLICA)
 
 
 def absence(

@@ -72,7 +72,6 @@ SEAL_AT_STOP_BYTES_MIN: Final = 4 * 1024 * 1024
 """A shorter last segment stays open at a clean stop: reading it takes some ten milliseconds."""
 CHECK_AT_START_BYTES_MAX: Final = 64 * 1024 * 1024
 """Sealed segments read whole at a start, newest first; all of them by `verify`."""
-
 FlushBatch = ChangeColumns
 Alone = bool | Collection[int]
 
@@ -184,9 +183,8 @@ class LogStore:
         store._changed.update(range(partition_count))
         store.was_clean_stop = store._has_receipt = receipt
         store._check_newest()
+        store._write_controls(list(store._at_start(is_alone, begins_absent=begins_absent)))
         if not receipt:
-            controls = store._after_unclean_stop(is_alone, begins_absent=begins_absent)
-            store._write_controls(list(controls))
             log.write_receipt()
         if is_built:
             store.commit_by_id()
@@ -208,19 +206,21 @@ class LogStore:
                 return
             self._log.verify(number)
 
-    def _after_unclean_stop(self, is_alone: Alone, *, begins_absent: bool) -> Iterator[Control]:
+    def _at_start(self, is_alone: Alone, *, begins_absent: bool) -> Iterator[Control]:
         alone = range(len(self._summaries)) if is_alone is True else is_alone or ()
         for p, summary in enumerate(self._summaries):
+            yield from () if p in alone else branches.take_over_ended(p, summary)
+            if self.was_clean_stop:
+                continue
             is_active = summary.state is PartitionState.ACTIVE
             if begins_absent and not summary.failover_log:
                 yield from branches.with_all_owed(p, branches.absence(p, summary, self._new_entry))
-                continue
-            if is_active and p in alone:
+            elif is_active and p in alone:
                 yield from self._new_branch(p, summary.mark)
-                continue
-            yield branches.memory_owed(p, summary)
-            if is_active or summary.top > summary.range_end:
-                yield from self._kill_above(p, summary.mark)
+            else:
+                yield branches.memory_owed(p, summary)
+                if is_active or summary.top > summary.range_end:
+                    yield from self._kill_above(p, summary.mark)
                 if is_active:
                     yield control(Kind.STATE, p, PartitionState.REPLICA)
 

@@ -31,6 +31,7 @@ from millstream.cluster.core.orders import Order, OrderKind
 from millstream.cluster.core.reports import PartReport
 from millstream.errors import CorruptionError
 from millstream.model.cluster_maps import DataRecord, Floor, IndexRecord, MapKey
+from millstream.model.partitions import PartitionState
 from millstream.vsr.core.versions import Version
 from support.cluster.records import data_records
 from support.cluster.scene import ACTIVE, DEAD, HERE, KEY, TOKEN, copy_report
@@ -140,8 +141,10 @@ def test_a_fence_stops_an_active_copy_of_a_lower_branch_only() -> None:
     assert judge_order(order("fence", branch=4), dead).steps == (Follow(HERE),)
 
 
-def test_only_a_replica_takes_over() -> None:
+def test_only_a_copy_that_follows_takes_over() -> None:
     assert judge_order(order("take_over"), KNOWN).steps == (TakeOver(HERE),)
+    pending = KNOWN._replace(copy=copy_report(PartitionState.PENDING, branch=4))
+    assert judge_order(order("take_over"), pending).steps == (TakeOver(HERE),), "once more"
     active = KNOWN._replace(copy=copy_report(ACTIVE, branch=4))
     assert judge_order(order("take_over"), active).steps == ()
 

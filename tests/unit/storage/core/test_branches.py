@@ -9,6 +9,7 @@ from millstream.storage.core.branches import (
     memory_owed,
     promise,
     state_of_copy,
+    take_over_ended,
     with_all_owed,
 )
 from millstream.storage.core.commit import control
@@ -33,6 +34,12 @@ def test_who_serves_promises_before_it_stands_down(state: PartitionState) -> Non
 def test_who_follows_only_promises() -> None:
     assert [c.kind for c in promise(3, summary(REPLICA), 5)] == [Kind.BRANCH]
     assert not list(promise(3, summary(REPLICA), 4))
+
+
+def test_a_take_over_ends_with_the_process() -> None:
+    (found,) = take_over_ended(3, summary(PENDING))
+    assert found == control(Kind.STATE, 3, REPLICA)
+    assert not list(take_over_ended(3, summary(ACTIVE)))
 
 
 def test_an_active_copy_has_its_history_and_what_lies_above_the_mark() -> None:

@@ -603,6 +603,18 @@ def test_with_other_copies_about_nobody_becomes_active_by_itself(directory):
     assert store.partition(1).state is PartitionState.ABSENT
 
 
+@pytest.mark.parametrize("is_clean", [False, True])
+def test_a_copy_that_stopped_while_it_took_over_follows_again(directory, is_clean):
+    directory.is_alone = False
+    directory.open().set_state(0, PartitionState.PENDING)
+    store = reopened(directory, is_clean=is_clean)
+    assert store.partition(0).state is PartitionState.REPLICA
+    directory.is_alone = True
+    directory.store.set_state(0, PartitionState.PENDING)
+    store = reopened(directory, is_clean=is_clean)
+    assert store.partition(0).state is PartitionState.PENDING, "nobody else has it"
+
+
 def test_who_has_a_share_alone_begins_with_nothing_and_stays_active(directory):
     directory.begins_absent = True
     store = directory.open()
