@@ -133,7 +133,7 @@ class Orchestrator:
                 *words, is_change=True, deadline_s=float("inf"), may_wait=True
             )
             token = version_of(reply[1])
-            self.reign = Reign(self._node, token, client, self._send, self._group, self._late)
+            self.reign = Reign(self._node, token, client, self._send, self._late, self._group)
             _LOG.info("this node is the orchestrator, token %s", reply[1].decode())
             try:
                 await self.reign.run()
@@ -151,9 +151,7 @@ class Late:
         streams: as `Orchestrator`.
     """
 
-    def __init__(
-        self, started_ms: int = 0, streams: Callable[[], Mapping[str, bool]] = dict
-    ) -> None:
+    def __init__(self, started_ms: int, streams: Callable[[], Mapping[str, bool]]) -> None:
         self._until_ms = started_ms + STARTING_MS
         self._streams = streams
         self._heard: set[str] = set()
@@ -184,10 +182,10 @@ class Reign:
         token: Version,
         client: AsyncClient,
         send: Send,
+        late: Late,
         group: CoordinationGroup | None = None,
-        late: Late | None = None,
     ) -> None:
-        self._late = Late() if late is None else late
+        self._late = late
         self.notes: tuple[str, ...] = ()
         """Why something that is wanted is not done."""
         self.memory = Memory()

@@ -51,7 +51,7 @@ async def test_what_concerns_every_partition_does_not_fill_the_log(
     async def send(*_: object) -> bytes:
         raise AssertionError("nothing is sent")
 
-    reign = Reign("a", Version(1, 1, 1), AsyncClient(["127.0.0.1:1"]), send)
+    reign = Reign("a", Version(1, 1, 1), AsyncClient(["127.0.0.1:1"]), send, Late(0, dict))
     notes = [f"{partition}: nobody answers" for partition in range(64)]
     reign._note(Decision(notes=notes))
     told = [record.getMessage() for record in caplog.records]
@@ -93,7 +93,7 @@ def test_the_loop_looks_often_while_a_take_over_is_under_way() -> None:
     async def send(*_: object) -> bytes:
         raise AssertionError("nothing is sent")
 
-    reign = Reign("a", Version(1, 1, 1), AsyncClient(["127.0.0.1:1"]), send)
+    reign = Reign("a", Version(1, 1, 1), AsyncClient(["127.0.0.1:1"]), send, Late(0, dict))
     assert reign._interval_ms() == REPORT_INTERVAL_MS
     reign.memory.handed[Place(BUCKET, 0)] = monotonic_ms()
     assert reign._interval_ms() == PROMOTING_MS
@@ -102,11 +102,11 @@ def test_the_loop_looks_often_while_a_take_over_is_under_way() -> None:
 
 
 def test_a_node_that_was_heard_since_the_start_is_not_starting() -> None:
-    late = Late(monotonic_ms())
+    late = Late(monotonic_ms(), dict)
     assert late.among("abc") == {*"abc"}
     late.hear("ab")
     assert late.among("abc") == {"c"}
-    assert Late(monotonic_ms() - STARTING_MS).among("abc") == frozenset()
+    assert Late(monotonic_ms() - STARTING_MS, dict).among("abc") == frozenset()
 
 
 async def test_nodes_that_are_heard_on_streams_are_not_starting() -> None:
