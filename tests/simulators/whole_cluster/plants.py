@@ -14,7 +14,7 @@ from functools import partial
 from typing import Any, Final
 
 from millstream.cluster.aio.order_taker import OrderTaker
-from millstream.cluster.core import dropping, members, planner
+from millstream.cluster.core import admission, dropping, members, planner
 from millstream.cluster.core.elements import ClusterState
 from millstream.databases import adopted_records
 from millstream.databases.adopted_records import AdoptedRecords
@@ -26,6 +26,8 @@ from millstream.kv.core.copies.replica_stream import Feed, Line
 from millstream.kv.core.partition.acknowledgement import Acknowledged
 from millstream.kv.core.serving import ServingRights
 from millstream.model import serving_rights
+from millstream.model.partitions import PartitionState
+from millstream.storage.core import branches
 from millstream.vsr.core.versions import NEVER
 from simulators.cluster import plants as of_decisions
 from simulators.cluster.plants import Plant, patched
@@ -98,6 +100,13 @@ async def _promises_and_serves(self: Copies, branches: Any) -> list[int]:
 
 
 ENGINE: Final[dict[str, Plant]] = {
+    "engine: a take-over that a stop cut off is not begun again": Plant(
+        0,
+        (
+            (admission, "_MAY_TAKE", (PartitionState.REPLICA,)),
+            (branches, "take_over_ended", lambda p, summary: ()),
+        ),
+    ),
     "engine: a majority of the last row acknowledges": Plant(
         0, ((Acknowledged, "_use", lambda self, rows: _USE(self, rows[-1:])),)
     ),

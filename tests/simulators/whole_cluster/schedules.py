@@ -135,7 +135,13 @@ class Schedule(modelled.Schedule):
                 follower.step(30)
 
     def is_settled(self) -> bool:
-        return super().is_settled() and all(one.is_through() for one in self.world.followers)
+        world, state = self.world, self.world.state()
+        return (
+            super().is_settled()
+            and all(world.nodes[name].engines.keys() <= state.buckets.keys()
+                    for name in state.members("data"))
+            and all(one.is_through() for one in world.followers)
+        )  # fmt: skip
 
 
 def run(seed: int, steps: int | None = None, lines: list[str] | None = None) -> str | None:
