@@ -100,7 +100,7 @@ class Designs:
 
     async def known(self, bucket: str, stored: StoredDesign) -> KnownDesign:
         """Return what a design document that is not deleted says."""
-        return await known_design(bucket, stored)
+        return await known_design(self._buckets.engine(bucket).bucket.uuid, stored)
 
     async def all(self, bucket: str) -> list[StoredDesign]:
         """Return all design documents that are not deleted, by name."""

@@ -4,7 +4,8 @@ Invariants:
 1. A document of more than `SMALL_BYTES` is read in a helper process, and what comes back is small:
    what it would take long to pass on is not used (`views.core.design`). So no document holds up
    the loop, however large it is.
-2. What is kept has at most `KEPT_BYTES_MAX`, or is one document.
+2. A bucket that was dropped and created again gets nothing that was kept of the old one.
+3. What is kept has at most `KEPT_BYTES_MAX`, or is one document.
 
 Elsewhere: what is read of a document (`views.core.design`), the documents
 (`kv.aio.documents.design_documents`).
@@ -23,7 +24,7 @@ from millstream.kv.core.revisions.design_documents import StoredDesign
 from millstream.runtime.long_calls import run_apart
 from millstream.views.core.design.known_designs import KnownDesign, read_known
 
-__all__ = ["KEPT_BYTES_MAX", "SMALL_BYTES", "KnownDesigns", "known_design"]
+__all__ = ["KEPT_BYTES_MAX", "SMALL_BYTES", "KnownDesigns", "drop_designs", "known_design"]
 
 SMALL_BYTES: Final = 16 * 1024
 """A document up to here is read in the loop."""
@@ -42,26 +43,35 @@ class KnownDesigns:
         self._reading: dict[_Key, asyncio.Future[KnownDesign]] = {}
         self._size = 0
 
-    async def of(self, bucket: str, stored: StoredDesign) -> KnownDesign:
+    def drop(self, uuid: str) -> None:
+        """Keep nothing of a bucket any more."""
+        for key in [key for key in self._known if key[0] == uuid]:
+            self._size -= self._known.pop(key)[1]
+
+    async def of(self, uuid: str, stored: StoredDesign) -> KnownDesign:
         """Return what a design document that is not deleted says.
+
+        Args:
+            uuid: of its bucket.
+            stored: the document.
 
         Raises:
             UsageError: `invalid_design_doc`: it is no object; no known way leads there.
             UnavailableError: `long_call_failed`.
         """
         try:
-            return await self._of(bucket, stored)
+            return await self._of(uuid, stored)
         except msgspec.MsgspecError as error:
             raise UsageError(str(error), code="invalid_design_doc") from error
 
-    async def _of(self, bucket: str, stored: StoredDesign) -> KnownDesign:
+    async def _of(self, uuid: str, stored: StoredDesign) -> KnownDesign:
         key = (
-            bucket, stored.name, stored.rev, stored.partition, stored.seqno, len(stored.body)
+            uuid, stored.name, stored.rev, stored.partition, stored.seqno, len(stored.body)
         )  # fmt: skip
         if (found := self._known.get(key)) is not None:
             self._known.move_to_end(key)
             return found[0]
-        asked = (bucket, stored.name, stored.rev, stored.body)
+        asked = (uuid, stored.name, stored.rev, stored.body)
         if len(stored.body) <= SMALL_BYTES:
             return self._keep(key, read_known(*asked))
         reading = self._reading.get(key)
@@ -82,4 +92,6 @@ class KnownDesigns:
         return known
 
 
-known_design: Final = KnownDesigns().of
+_KNOWN: Final = KnownDesigns()
+known_design: Final = _KNOWN.of
+drop_designs: Final = _KNOWN.drop

@@ -185,7 +185,7 @@ class OwnBucket:
         return dict(self._described)
 
     async def _shared(self, stored: StoredDesign) -> SharedDesign:
-        known = await known_design(self.name, stored)
+        known = await known_design(self.uuid, stored)
         body = stored.body if known.shared is None else known.shared
         return SharedDesign(stored.name, stored.rev, msgspec.Raw(body))
 
@@ -231,7 +231,7 @@ class OwnBucket:
             "designs": told_designs(
                 {
                     name: (
-                        await known_design(self.name, one.stored(self.bucket.partition_count))
+                        await known_design(self.uuid, one.stored(self.bucket.partition_count))
                     ).told
                     for name, one in designs.items()
                 }

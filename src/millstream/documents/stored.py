@@ -492,7 +492,7 @@ def blobs_of(sidecar: bytes) -> frozenset[bytes]:
 
 
 def pack(document: StoredDocument) -> Packed:
-    """Return a document as it is written.
+    """Return a document as it is written; without what it replaced if there is no room for that.
 
     Raises:
         UsageError: `too_large`: more revisions, attachments or conflicts than a document may have.
@@ -511,14 +511,15 @@ def pack(document: StoredDocument) -> Packed:
             value, kept = content.body, content.value
             mark = _IS_OBJECT if len(value) > LARGE_BYTES else b""
         contents[number] = Content(mark, content.attachments, kept)
-    sidecar = _sidecar(tree, contents, document.replaced, is_purged=document.is_purged)
-    if len(sidecar) > SIDECAR_BYTES_MAX:
-        raise UsageError(
-            f"the revisions and conflicts of this document take {len(sidecar)} bytes, at most "
-            f"{SIDECAR_BYTES_MAX} may be kept; delete or purge conflicts",
-            code="too_large",
-        )
-    return Packed(value, sidecar)
+    for replaced in (document.replaced, _NONE):
+        sidecar = _sidecar(tree, contents, replaced, is_purged=document.is_purged)
+        if len(sidecar) <= SIDECAR_BYTES_MAX:
+            return Packed(value, sidecar)
+    raise UsageError(
+        f"the revisions and conflicts of this document take {len(sidecar)} bytes, at most "
+        f"{SIDECAR_BYTES_MAX} may be kept; delete or purge conflicts",
+        code="too_large",
+    )
 
 
 def _is_kv_value(content: Content) -> bool:

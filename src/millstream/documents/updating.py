@@ -23,6 +23,8 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Final, NamedTuple
 
+import msgspec
+
 from millstream.documents.pruning import purged, stemmed
 from millstream.documents.revision_ids import signature_of
 from millstream.documents.revisions import (
@@ -36,10 +38,11 @@ from millstream.documents.sent import Sent
 from millstream.documents.stored import Attachment, Content, StoredDocument
 from millstream.documents.tree import EMPTY, GrowingTree, RevisionTree
 from millstream.errors import ConditionError, MillstreamError, UsageError
+from millstream.model.sides import side_of, sidecar_of, split
 
 __all__ = [
     "REPLACED_BYTES_MAX", "Change", "LongDecision", "Purge", "Replicated", "carry", "conflict",
-    "interactive", "purge", "replicated", "replicated_all", "sent_path",
+    "interactive", "keep_purged", "purge", "replicated", "replicated_all", "sent_path",
 ]  # fmt: skip
 
 REPLACED_BYTES_MAX: Final = 256 * 1024
@@ -47,6 +50,19 @@ REPLACED_BYTES_MAX: Final = 256 * 1024
 _CONTENT_BYTES: Final = 200
 """What a content takes besides its bytes, and each of its attachments."""
 _NOTHING: Final[Mapping[str, Attachment]] = {}
+
+
+class _Members(msgspec.Struct, frozen=True, array_like=True, gc=False):
+    """A sidecar of which only the mark of a purge is read."""
+
+    branches: msgspec.Raw
+    foreign: msgspec.Raw
+    contents: msgspec.Raw
+    is_purged: bool
+    replaced: msgspec.Raw = msgspec.Raw(msgspec.msgpack.encode({}))
+
+
+_members_of: Final = msgspec.msgpack.Decoder(_Members).decode
 
 
 @dataclass(frozen=True, slots=True)
@@ -375,10 +391,11 @@ def carry(after: StoredDocument, before: StoredDocument) -> None:
     """Let a change have the contents that it replaces of one that does not reach the log.
 
     Where two changes of a document come so soon that only the later one is stored. What was
-    replaced longest ago goes first. After a purge nothing is carried.
+    replaced longest ago goes first. A purge carries nothing; what comes after it is marked as it.
     """
     if after.is_purged:
         return
+    after.is_purged = before.is_purged
     known = {**before.replaced, **before.contents, **after.replaced}
     gone = [rev for rev in known if rev not in after.contents and after.tree.contains(rev)]
     after.replaced, size = {}, 0
@@ -389,3 +406,21 @@ def carry(after: StoredDocument, before: StoredDocument) -> None:
         if size > REPLACED_BYTES_MAX:
             break
         after.replaced[rev] = content
+
+
+def keep_purged(before: bytes, side: bytes, *, is_stored: bool) -> bytes:
+    """Return the side of a change, marked as a purge if it supersedes one that is not stored.
+
+    What that one purged is not to be found behind this one.
+
+    Args:
+        before: side of the change before; empty: none.
+        side: of the change; it has a sidecar if `before` has one.
+        is_stored: whether the change before is in the log.
+    """
+    old = b"" if is_stored else sidecar_of(before)
+    if not old or not _members_of(memoryview(old)[1:]).is_purged:
+        return side
+    lineage, sidecar = split(side)
+    members = msgspec.structs.replace(_members_of(memoryview(sidecar)[1:]), is_purged=True)
+    return side_of(lineage, sidecar[:1] + msgspec.msgpack.encode(members))

@@ -33,6 +33,7 @@ from millstream.databases.bucket_table import BucketTable
 from millstream.databases.buckets import Buckets
 from millstream.databases.design_documents import Designs
 from millstream.databases.design_functions import DesignFunctions
+from millstream.databases.design_reading import drop_designs
 from millstream.databases.documents.copied_locals import CopiedLocals
 from millstream.databases.documents.distributed_documents import DistributedDocuments
 from millstream.databases.documents.document_scan import DocumentScans
@@ -558,6 +559,7 @@ class Engine:
         self.changes.drop(bucket)
         self.documents.drop(bucket)
         self.locals.drop(bucket)
+        drop_designs(bucket.uuid)
         self._jobs.bucket_gone(bucket.name)
 
     def _job_rows(self) -> JobRows | None:

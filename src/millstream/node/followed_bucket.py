@@ -76,7 +76,7 @@ class FollowedBucket:
             "resting": [],
             "designs": told_designs(
                 {
-                    one.name: (await known_design(self.name, one.stored(known.partitions))).told
+                    one.name: (await known_design(self.uuid, one.stored(known.partitions))).told
                     for one in known.designs
                 }
             ),

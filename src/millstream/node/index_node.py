@@ -36,7 +36,7 @@ from millstream.cluster.cluster_state import BucketState, NodeAt, learn
 from millstream.cluster.cluster_state_files import FOLLOWED, find_learned, keep_learned
 from millstream.cluster.peers import NODE_ASK_S, ClusterPeers
 from millstream.data_directory.ownership import DataDirectory
-from millstream.databases.design_reading import known_design
+from millstream.databases.design_reading import drop_designs, known_design
 from millstream.errors import ConditionError, MillstreamError, UnavailableError
 from millstream.gateway.aio.server import HttpServer
 from millstream.gateway.core.api.cluster import ClusterApi
@@ -199,6 +199,7 @@ class IndexNode:
         bucket = self._buckets.pop(uuid)
         _LOG.info("bucket %s was deleted, and its indexes were removed", bucket.name)
         await self.indexes.bucket_gone(uuid)
+        drop_designs(uuid)
         await asyncio.to_thread(shutil.rmtree, self._path / uuid, ignore_errors=True)
 
     def _watch(self) -> None:
@@ -305,7 +306,7 @@ class _FollowedDesigns:
 
     async def known(self, bucket: str, stored: StoredDesign) -> KnownDesign:
         """Return what a design document that is not deleted says."""
-        return await known_design(bucket, stored)
+        return await known_design(self._find(bucket).uuid, stored)
 
     async def check(self, bucket: str, name: str, body: bytes) -> None:
         """Refuse: design documents are not changed here."""

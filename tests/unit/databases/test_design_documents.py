@@ -3,7 +3,9 @@ import os
 
 import pytest
 
+from millstream.databases import design_reading
 from millstream.errors import ConditionError, UsageError
+from millstream.kv.core.revisions.design_documents import StoredDesign
 from millstream.node.embedded import Node
 
 GOOD = {"views": {"by": {"map": "function (doc) { emit(doc._id) }", "reduce": "_count"}}}
@@ -23,6 +25,21 @@ async def test_documents_are_checked_and_kept(tmp_path):
             await designs.read("b", "x")
         with pytest.raises(ConditionError, match="no bucket"):
             await designs.check("b", "x", json.dumps(GOOD).encode())
+
+
+async def test_a_bucket_created_again_gets_nothing_that_was_read_of_the_old_one(tmp_path):
+    def stored(name):
+        body = json.dumps({"filters": {name: "doc => true"}}).encode()
+        return StoredDesign("x", "1-a", body, False, 0, 1, True)
+
+    async with Node(tmp_path, buckets=["a:4"], http=None) as node:
+        engine = node.engine
+        uuid = engine.served["a"].uuid
+        assert (await engine.designs.known("a", stored("f"))).code.filters == {"f"}
+        await engine.delete_bucket("a")
+        assert uuid not in {key[0] for key in design_reading._KNOWN._known}
+        await engine.create_bucket("a", 4)
+        assert (await engine.designs.known("a", stored("g"))).code.filters == {"g"}
 
 
 @pytest.mark.parametrize(

@@ -228,6 +228,16 @@ def test_there_is_a_limit(monkeypatch):
     assert caught.value.code == "too_large"
 
 
+def test_what_is_carried_for_old_revisions_alone_makes_no_document_too_large(monkeypatch):
+    document = conflicting()
+    alone = pack(document)
+    monkeypatch.setattr(stored, "SIDECAR_BYTES_MAX", len(alone.sidecar) + 50)
+    document.replaced = {"1-a": Content(b'{"a":1}', {})}
+    assert loaded(pack(document)).replaced == document.replaced
+    document.replaced = {"1-a": Content(b'{"a":"%b"}' % bytes(100), {})}
+    assert pack(document) == alone
+
+
 def wrong_sidecars():
     encode = msgspec.msgpack.encode
     none = b"\x01"

@@ -476,3 +476,14 @@ def test_a_change_carries_what_it_replaces_newest_first_up_to_a_bound_and_nothin
     other = StoredDocument(RevisionTree([]).merged(Path(1, ["f" * 32])), {})
     carry(other, before)
     assert other.replaced == {}, "its tree has none of these revisions"
+
+
+def test_a_change_that_supersedes_a_purge_is_marked_as_it_and_carries_what_came_since():
+    gone, after, later = line_of(1, is_purged=True), line_of(2), line_of(3)
+    carry(after, gone)
+    carry(later, after)
+    assert (after.is_purged, later.is_purged) == (True, True)
+    assert [int(rev.partition("-")[0]) for rev in later.replaced] == [2, 1]
+    kept = dict(later.replaced)
+    carry(later, line_of(1))
+    assert later.replaced == kept, "not what was before the purge"

@@ -9,8 +9,9 @@ that was away, or has joined since, lacks versions. It gets them at two moments:
 Invariants:
 1. A copy that is being built has all versions that the owner had, and its settings of the
    database, before the cluster counts it.
-2. A new owner asks each other node of the map once. Unreachable nodes are asked again every
-   `ASK_PAUSE_S` at most, and delay no request by more than `ASK_S_MAX`.
+2. A new owner asks each other node of the map once. A node that did not send all is asked for the
+   rest, every `ASK_PAUSE_S` at most, and delays no request by more than `ASK_S_MAX`.
+3. Nothing of one bucket comes into another one that has its name by now.
 
 Elsewhere: the versions (`kv.aio.documents.local_store`), who sends new ones
 (`databases.documents.local_node`), settings (`databases.documents.distributed_settings`).
@@ -21,14 +22,14 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from collections.abc import Callable, Collection
+from collections.abc import AsyncIterator, Callable, Collection
 from typing import Final
 
 from millstream.cluster.cluster_state import NodeAt
 from millstream.databases.documents.local_documents import Documents
 from millstream.databases.remote_node import NotServedError, RemoteNode
 from millstream.databases.routing import LOCAL_PREFIX, Router
-from millstream.errors import MillstreamError, UsageError
+from millstream.errors import ConditionError, MillstreamError
 from millstream.gateway.core.api.stored import (
     PORTION_BYTES,
     AskSettings,
@@ -49,7 +50,7 @@ _LOG = logging.getLogger(__name__)
 ASK_S_MAX: Final = 2.0
 """How long a request waits for the `_local` documents of other nodes."""
 ASK_PAUSE_S: Final = 10.0
-"""Pause before the nodes that did not answer are asked again."""
+"""Pause before a node that did not send all is asked again."""
 
 
 class _Heard:
@@ -58,7 +59,8 @@ class _Heard:
     def __init__(self, epoch: int) -> None:
         self.epoch = epoch
         self.nodes = set[NodeAt]()
-        self.next_s = 0.0
+        self.after: dict[NodeAt, str] = {}
+        """The last id that came from a node that did not send all."""
 
 
 class _Bucket:
@@ -66,6 +68,8 @@ class _Bucket:
 
     def __init__(self) -> None:
         self.heard: dict[int, _Heard] = {}
+        self.next_s: dict[NodeAt, float] = {}
+        """When a node that did not send all may be asked again."""
         self.copied: dict[int, int] = {}
         """Partition -> epoch of the copy for which the owner's documents were copied."""
         self.copying = set[int]()
@@ -110,6 +114,9 @@ class CopiedLocals:
         Args:
             bucket: its name.
             numbers: partitions; those that are not active here are passed over.
+
+        Raises:
+            ConditionError: `bucket_not_found`: it was replaced by another one meanwhile.
         """
         router = self._route(bucket)
         known = self._buckets.setdefault(router.uuid, _Bucket())
@@ -117,24 +124,17 @@ class CopiedLocals:
             return
         async with known.turn:
             unheard = self._unheard(router, known, numbers)
-            by_node: dict[NodeAt, list[int]] = {}
-            for number, nodes in unheard.items():
-                for node in nodes:
-                    by_node.setdefault(node, []).append(number)
-            asking = (self._ask_quickly(bucket, router, *one) for one in by_node.items())
-            answered = await asyncio.gather(*asking)
-            for number in unheard:
-                known.heard[number].next_s = self._monotonic_s() + ASK_PAUSE_S
-            for (node, asked), is_answered in zip(by_node.items(), answered, strict=True):
-                for number in asked if is_answered else ():
-                    known.heard[number].nodes.add(node)
+            asking = (self._ask_quickly(bucket, router, known, *one) for one in unheard.items())
+            await asyncio.gather(*asking)
+        self._running(bucket, router)
 
     def _unheard(
         self, router: Router, known: _Bucket, numbers: Collection[int]
-    ) -> dict[int, set[NodeAt]]:
-        """Return the nodes to be asked now, by partition that is active here."""
-        others, found = router.others(), dict[int, set[NodeAt]]()
+    ) -> dict[tuple[NodeAt, str], list[int]]:
+        """Return what is to be asked now: partitions that are active here, by node and last id."""
         now_s = self._monotonic_s()
+        others = [at for at in router.others() if now_s >= known.next_s.get(at, 0.0)]
+        found: dict[tuple[NodeAt, str], list[int]] = {}
         for number in numbers if others else ():
             partition = router.bucket.partitions[number]
             if partition.state is not PartitionState.ACTIVE:
@@ -142,21 +142,32 @@ class CopiedLocals:
             heard = known.heard.get(number)
             if heard is None or heard.epoch != partition.epoch:
                 heard = known.heard[number] = _Heard(partition.epoch)
-            if not heard.nodes.issuperset(others) and now_s >= heard.next_s:
-                found[number] = set(others) - heard.nodes
+            for at in others:
+                if at not in heard.nodes:
+                    found.setdefault((at, heard.after.get(at, "")), []).append(number)
         return found
 
     async def _ask_quickly(
-        self, bucket: str, router: Router, at: NodeAt, numbers: list[int]
-    ) -> bool:
-        """Copy the documents of a node; return whether it has sent all."""
+        self,
+        bucket: str,
+        router: Router,
+        known: _Bucket,
+        asked: tuple[NodeAt, str],
+        numbers: list[int],
+    ) -> None:
+        """Copy the documents of a node, as many as come in time."""
+        (at, after), heard = asked, [known.heard[number] for number in numbers]
         try:
             async with asyncio.timeout(ASK_S_MAX):
-                await self._copy(bucket, router.link_to(at), router.uuid, numbers)
+                async for last in self._copied(bucket, router, router.link_to(at), numbers, after):
+                    for one in heard:
+                        one.after[at] = last
         except (MillstreamError, TimeoutError) as error:
             _LOG.info("bucket %s: node %s sends no local documents: %s", bucket, at, error)
-            return False
-        return True
+            known.next_s[at] = self._monotonic_s() + ASK_PAUSE_S
+        else:
+            for one in heard:
+                one.nodes.add(at)
 
     # -- a copy that is being built
 
@@ -180,8 +191,10 @@ class CopiedLocals:
             for at in router.plan([number]).by_node:
                 node = router.link_to(at)
                 settings = (await node.ask(AskSettings(router.uuid), KeepSettings)).settings
+                self._running(bucket, router)
                 await self._own.keep_settings(bucket, settings)
-                await self._copy(bucket, node, router.uuid, [number])
+                async for _ in self._copied(bucket, router, node, [number], ""):
+                    pass
                 known.copied[number] = epoch
         except MillstreamError as error:  # the next report tries again
             _LOG.info("bucket %s: no local documents of %d yet: %s", bucket, number, error)
@@ -190,25 +203,45 @@ class CopiedLocals:
 
     # -- asking and answering
 
-    async def _copy(self, bucket: str, node: RemoteNode, uuid: str, numbers: list[int]) -> None:
-        """Store the newer versions of what another node has of partitions.
+    def _running(self, bucket: str, router: Router) -> BucketEngine:
+        """Return the engine of the bucket that a router is of.
+
+        Raises:
+            ConditionError: `bucket_not_found`: another bucket has its name by now.
+        """
+        running = self._engine(bucket)
+        if running.bucket.uuid != router.uuid:
+            raise ConditionError(f"bucket {bucket!r} is another one now", code="bucket_not_found")
+        return running
+
+    async def _copied(
+        self, bucket: str, router: Router, node: RemoteNode, numbers: list[int], after: str
+    ) -> AsyncIterator[str]:
+        """Store the newer versions of what another node has; yield the last id of each portion.
+
+        Args:
+            bucket: its name.
+            router: of the bucket.
+            node: that has them.
+            numbers: partitions.
+            after: only documents with larger ids.
 
         Raises:
             MillstreamError: it did not send all.
         """
-        after, is_last = "", False
+        is_last = False
         while not is_last:
             try:
-                part = await node.ask(CopyLocals(uuid, numbers, after), LocalCopies)
+                part = await node.ask(CopyLocals(router.uuid, numbers, after), LocalCopies)
             except NotServedError:  # it has no documents
                 return
-            except UsageError:  # it is of a version that cannot send them
-                return
-            store = self._engine(bucket).local
+            store = self._running(bucket, router).local
             for doc_id, versions in part.copies:
                 await store.keep(doc_id, [Version(*one) for one in versions])
             is_last = part.is_last or not part.copies
-            after = "" if is_last else part.copies[-1][0]
+            if not is_last:
+                after = part.copies[-1][0]
+                yield after
 
     async def stored(self, bucket: str, asked: CopyLocals) -> LocalCopies:
         """Answer another node with what is stored here."""

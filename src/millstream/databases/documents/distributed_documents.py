@@ -217,12 +217,18 @@ class DistributedDocuments:
         await _ask_all(router, Commit(router.uuid), Done)
 
     async def compact(self, bucket: str) -> None:
-        """Compact on this node, and on the others as far as they answer."""
+        """Compact on this node, and on the others as far as they answer, also if it fails here."""
         router = self._changes.router(bucket)
-        await self._own.compact(bucket)
+        failure: MillstreamError | None = None
+        try:
+            await self._own.compact(bucket)
+        except MillstreamError as error:
+            failure = error
         nodes = [router.link_to(other) for other in router.others()]
         asked = (_try_to_compact(bucket, node, router.uuid) for node in nodes)
         await asyncio.gather(*asked)
+        if failure is not None:
+            raise failure
 
     # -- attachments
 

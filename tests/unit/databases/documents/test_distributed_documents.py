@@ -346,6 +346,21 @@ async def test_an_owner_that_cannot_be_asked_is_not_shown_as_having_no_old_revis
         await nodes["a"].distributed.old(BUCKET, nodes.id_at("b"), [], lists_all=True)
 
 
+async def test_the_other_nodes_compact_also_where_the_own_compaction_fails(
+    nodes: SharingNodes, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    doc_id = nodes.id_at("b", "old-")
+    await replaced_once(nodes, doc_id)
+
+    async def full() -> None:
+        raise UnavailableError("no room", code="disk_full")
+
+    monkeypatch.setattr(nodes["a"].running.old, "forget", full)
+    with pytest.raises(UnavailableError, match="no room"):
+        await nodes["a"].distributed.compact(BUCKET)
+    assert len((await nodes["b"].distributed.old(BUCKET, doc_id, [], lists_all=True)).revs) == 1
+
+
 async def test_a_node_that_does_not_answer_is_left_out_of_a_compaction(
     nodes: SharingNodes, monkeypatch: pytest.MonkeyPatch
 ) -> None:

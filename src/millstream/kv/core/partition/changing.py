@@ -24,6 +24,7 @@ class ChangingPartition(Protocol):
     partition_id: int
     bucket_uuid: str
     failover_log: FailoverLog
+    persisted_seqno: int
     queue: MutationQueue
     residents: Residents
     expiries: Expiries

@@ -56,10 +56,11 @@ class ReadCopy:
     is_suspended: bool
     persisted_seqno: int
     acknowledged: Acknowledged | None
-    activated_seqno: int
     queue: MutationQueue
     residents: Residents
     table: dict[bytes, Entry]
+    _branch_seqno: int
+    """Its seqno when it was opened, became active or went back."""
     _log: LogReader
 
     @property
@@ -141,13 +142,13 @@ class ReadCopy:
     def is_durable_known(self) -> bool:
         """Return whether it is known what a majority of the copies has.
 
-        After a promotion this is unknown until a majority has all that there was. Before that, 0
-        does not mean that nothing is durable, and another number does not mean that no more is. A
-        copy that is not active is not asked.
+        After a promotion or a rollback this is unknown until a majority has all that was left.
+        Before that, 0 does not mean that nothing is durable, and another number does not mean
+        that no more is. A copy that is not active is not asked.
         """
         if not self.has_copies or self.state is not PartitionState.ACTIVE:
             return True
-        return self._lasting_seqno >= max(self.activated_seqno, 1) or self.high_seqno == 0
+        return self._lasting_seqno >= max(self._branch_seqno, 1) or self.high_seqno == 0
 
     @property
     def awaits_majority(self) -> bool:

@@ -9,7 +9,8 @@ Invariants:
 1. A change gives the document that it replaces to the queue before its entry has the new side:
    readers that hold an older state find the matching side.
 2. Every change of such a document has a sidecar again. Its lineage continues as any other.
-3. A change that keeps the winner's value (a losing leaf was added or removed) keeps flags, expiry
+3. A change that supersedes a purge before the log has it, is marked as that purge.
+4. A change that keeps the winner's value (a losing leaf was added or removed) keeps flags, expiry
    and datatype.
 
 Elsewhere: other changes (`kv.core.partition.partition`), the content of a sidecar
@@ -23,6 +24,7 @@ from struct import Struct
 from typing import Final
 
 from millstream.documents.stored import by_kv
+from millstream.documents.updating import keep_purged
 from millstream.kv.core.partition.changing import ChangingPartition
 from millstream.kv.core.queue.entry import Entry
 from millstream.model.lineage import born, decode, with_run
@@ -123,6 +125,7 @@ def _next(partition: ChangingPartition, entry: Entry, now_ns: int) -> tuple[int,
 def _change(partition: ChangingPartition, entry: Entry, frame: bytes, side: bytes) -> None:
     old = entry.frame
     old_seqno: int = _cas_seqno_rev(old)[1] if old else 0
+    side = keep_purged(entry.side, side, is_stored=old_seqno <= partition.persisted_seqno)
     partition.queue.append(entry, frame, old_seqno, old)
     partition.residents.replace(entry, frame, side)
 

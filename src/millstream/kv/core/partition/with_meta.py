@@ -36,6 +36,7 @@ from struct import Struct
 from typing import Final, NamedTuple
 
 from millstream.documents.stored import blobs_of, by_kv, checked_sidecar
+from millstream.documents.updating import keep_purged
 from millstream.kv.core.partition.partition import Partition
 from millstream.model.lineage import born, decode, is_lineage, with_run
 from millstream.model.sides import has_sidecar, lineage_of, side_of, sidecar_of
@@ -206,7 +207,8 @@ def store_given(
     if sidecar:
         partition.residents.expect_sidecars()
         partition.blobs.missing(blobs_of(sidecar))  # those that are here stay
-    side = side_of(lineage, sidecar)
+    is_stored = old_seqno <= partition.persisted_seqno
+    side = keep_purged(old_side, side_of(lineage, sidecar), is_stored=is_stored)
     if entry is None:
         entry = partition.residents.add(key, b"", side)
     partition.queue.append(entry, frame, old_seqno, old)

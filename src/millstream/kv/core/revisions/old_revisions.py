@@ -90,8 +90,9 @@ def find_old(
     for count, change in enumerate(changes, 1):
         frame, side = change.frame, side_of(change.lineage, change.sidecar)
         document = load(bucket_uuid, key, frame, side, revs_limit=1)
-        is_last = document.is_purged or seqno_of(frame) <= limit
-        revs = [*document.known_revs, *(() if is_last else document.replaced)]
+        is_compacted = seqno_of(frame) <= limit
+        is_last = document.is_purged or is_compacted
+        revs = [*document.known_revs, *(() if is_compacted else document.replaced)]
         if lists_all:
             listed.update(dict.fromkeys(revs))
         if has := [rev for rev in revs if rev in left]:

@@ -3,19 +3,21 @@
 from __future__ import annotations
 
 import asyncio
+import time
 from collections.abc import AsyncIterator
 from pathlib import Path
 
 import pytest
 
 from millstream.documents.sent import parse_sent
-from millstream.documents.stored import StoredDocument
-from millstream.documents.updating import interactive
+from millstream.documents.stored import StoredDocument, load, pack
+from millstream.documents.updating import interactive, purge
 from millstream.errors import MillstreamError, UnavailableError
 from millstream.kv.aio import engine as engine_module
 from millstream.kv.aio.documents import old_revisions as module
 from millstream.kv.aio.engine import BucketEngine
 from millstream.kv.core.queue.low_points import HistoryWindow
+from millstream.kv.core.revisions.revision_store import Kept
 from millstream.model.partitions import PartitionState
 
 KEY = b"doc"
@@ -94,6 +96,47 @@ async def test_a_change_that_is_replaced_before_it_is_stored_is_read(node: Node)
     assert await node.readable() == node.revs
     found = await node.engine.old.find(KEY, node.revs[:1], lists_all=False)
     assert len(found.changes) == 1
+
+
+@pytest.mark.parametrize("by", ["edit", "edit_at_once", "other_node", "kv", "kv_deletion"])
+async def test_what_was_purged_is_not_read_if_a_change_follows_before_the_purge_is_stored(
+    node: Node, by: str
+) -> None:
+    await node.write(0)
+    edit, now = parse_sent(b'{"n":1}'), time.time_ns()
+
+    def gone(document: StoredDocument | None) -> StoredDocument | None:
+        return purge(document, node.revs).document
+
+    def edited(document: StoredDocument | None) -> StoredDocument | None:
+        return interactive(document, edit, revs_limit=1000).document
+
+    documents, partition = node.engine.documents, node.engine.bucket.partitions[0]
+    both = [(KEY, gone), (KEY, edited)] if by == "edit_at_once" else [(KEY, gone)]
+    made = await documents.update(both, 1000, is_durable=False)
+    assert not any(isinstance(one, MillstreamError) for one in made)
+    assert partition.persisted_seqno == 1
+    if by == "edit":
+        await documents.update([(KEY, edited)], 1000, is_durable=False)
+    elif by == "other_node":
+        entry = partition.entry(KEY)
+        assert entry is not None
+        version = Kept(0, entry.frame, entry.side).version
+        document = edited(load(node.engine.bucket.uuid, KEY, entry.frame, entry.side))
+        assert document is not None
+        await documents.replace([(KEY, version, pack(document))], is_durable=False)
+    elif by == "kv":
+        partition.put(KEY, b"{}", 0, 0, 0, 0, now)
+    elif by == "kv_deletion":
+        partition.put(KEY, b"{}", 0, 0, 0, 0, now)
+        partition.delete(KEY, 0, now)
+    assert partition.persisted_seqno == 1
+    node.engine.bucket.changed()
+    await node.engine.documents.update([(b"other", edited)], 1000, is_durable=True)
+    assert partition.persisted_seqno == partition.high_seqno
+    assert not set(node.revs) & set(await node.readable())
+    found = await node.engine.old.find(KEY, node.revs, lists_all=False)
+    assert found.changes == []
 
 
 async def test_one_search_runs_at_a_time_and_only_so_many_wait(

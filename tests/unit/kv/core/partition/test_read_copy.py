@@ -2,12 +2,14 @@ from __future__ import annotations
 
 import pytest
 
+from millstream.errors import UnavailableError
 from millstream.kv.core.copies import moves
 from millstream.kv.core.partition.acknowledgement import AWAITED_NS_MAX, Acknowledged
 from millstream.kv.core.partition.partition import Partition
 from millstream.model.partitions import PartitionState
+from millstream.storage.core.summary import RecoveredPartition
 from millstream.wire.frames import mutation
-from support.kv.log_double import NOW, LogDouble, new_partition
+from support.kv.log_double import BRANCH, NOW, LogDouble, new_partition
 
 
 def filled(log: LogDouble | None = None) -> Partition:
@@ -110,6 +112,28 @@ def test_what_a_majority_has_may_be_known_soon_only_while_copies_follow_or_are_a
     row.acknowledge("b", 1, 1, 1)
     assert partition.is_durable_known
     assert not partition.may_be_known(NOW)
+
+
+@pytest.mark.parametrize("activated", [0, 4])
+def test_after_an_active_copy_went_back_it_is_known_once_a_majority_has_what_is_left(
+    activated: int,
+) -> None:
+    partition = filled()
+    partition.activated_seqno = activated
+    row = partition.acknowledged = Acknowledged(partition)
+    row.set_rows((("a", "b"),), "a")
+    state = RecoveredPartition(
+        partition.failover_log, high_seqno=2, purge_seqno=0, history_seqno=0, last_branch=BRANCH,
+        state=PartitionState.ACTIVE, top_seqno=2, range_end=0,
+    )  # fmt: skip
+    moves.restore(partition, state)
+    row.join("b", 1)
+    row.acknowledge("b", 1, 1, 1)
+    assert not partition.is_durable_known
+    with pytest.raises(UnavailableError):
+        partition.check_durable()
+    row.acknowledge("b", 1, 2, 2)
+    assert partition.is_durable_known
 
 
 def test_deletions_are_not_forgotten_before_a_majority_has_them() -> None:

@@ -400,6 +400,25 @@ def test_a_sidecar_is_stored_as_it_was_elsewhere() -> None:
     assert revised(session).contents[one_rev].body == b'{"a":1}'
 
 
+def test_a_given_sidecar_is_marked_as_the_purge_that_it_supersedes_unstored() -> None:
+    session = ours()
+    two = "2-" + signature(2)
+    purged = with_leaf(None, "1-" + signature(1))
+    purged.is_purged = True
+    given = with_sidecar(pack(purged).sidecar, b"{}")
+    assert do(session, options=SIDECAR, value=given).status == Status.SUCCESS
+    given = with_sidecar(pack(with_leaf(None, two)).sidecar, b"{}")
+    assert do(session, rev=9, options=SIDECAR, value=given).status == Status.SUCCESS
+    assert revised(session).winner.rev == two
+    assert revised(session).is_purged
+    assert session.bucket is not None
+    partition = session.bucket.partitions[PARTITION]
+    partition.freeze()
+    partition.persisted(partition.queue.frozen_seqno)
+    assert do(session, rev=10, options=SIDECAR, value=given).status == Status.SUCCESS
+    assert not revised(session).is_purged
+
+
 def test_attachments_that_a_sidecar_names_stay(monkeypatch: pytest.MonkeyPatch) -> None:
     session, relied_on = ours(), []
     assert session.bucket is not None

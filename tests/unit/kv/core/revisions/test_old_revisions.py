@@ -94,6 +94,12 @@ def test_nothing_older_than_a_purge_is_found() -> None:
     assert search(changes, lists_all=True).revs == [rev(4), rev(3)]
 
 
+def test_what_a_change_after_a_purge_replaced_unstored_is_found_and_nothing_older() -> None:
+    made = document(4, is_purged=True)
+    made.replaced = {rev(3): Content(b'{"n":3}', {})}
+    assert search([change(4, made), *line(2)], lists_all=True).revs == [rev(4), rev(3)]
+
+
 @given(st.integers(0, 9))
 def test_nothing_is_found_that_was_replaced_up_to_the_limit(limit: int) -> None:
     found = search(line(8), lists_all=True, limit=limit)
