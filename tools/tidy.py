@@ -129,7 +129,7 @@ _PARTS = ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef
 def small_parts(root: Path) -> Iterator[str]:
     """Rule 8."""
     for path in (path for folder in PROGRAMS for path in _modules(root / folder)):
-        for node in ast.walk(ast.parse(path.read_text())):
+        for node in ast.walk(_parsed(path)):
             if isinstance(node, _PARTS) and (what := _too_large(node)):
                 yield f"{path.relative_to(root)}:{node.lineno}: {node.name} has {what}: split it"
 

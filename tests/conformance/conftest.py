@@ -4,13 +4,13 @@ Tests keep apart by their keys. Outside programs that are not installed skip the
 `make ci` forbids.
 """
 
-import shutil
 import subprocess
 from collections.abc import Callable, Iterator
 
 import pytest
 
 from support.node.node_process import FREE, NodeProcess
+from support.node.outside_program import outside_program
 
 USER, PASSWORD = "ada", "correct horse, battery=staple"
 RunProgram = Callable[..., subprocess.CompletedProcess[bytes]]
@@ -37,9 +37,8 @@ def run_program() -> RunProgram:
     """Run an outside program with bounded time; skip if it is not installed."""
 
     def run(name: str, *arguments: str, check: bool = True) -> subprocess.CompletedProcess[bytes]:
-        if shutil.which(name) is None:
-            pytest.skip(f"{name} is not installed; `make test-tools` installs it")
-        done = subprocess.run([name, *arguments], capture_output=True, timeout=60, check=False)
+        command = [outside_program(name), *arguments]
+        done = subprocess.run(command, capture_output=True, timeout=60, check=False)
         if check:
             assert done.returncode == 0, (done.stdout + done.stderr).decode(errors="replace")
         return done

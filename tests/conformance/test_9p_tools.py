@@ -54,10 +54,12 @@ def test_directories_are_listed(run_tool: Run) -> None:
     assert data.startswith("-rw-rw-rw-")
 
 
-def test_nothing_above_the_attach_is_seen(run_tool: Run, files_node: NodeProcess) -> None:
+def test_nothing_above_the_attach_is_seen(
+    run_tool: Run, run_program: RunProgram, files_node: NodeProcess
+) -> None:
     assert "key" in run_tool("diodls", "/app", "..").split()
     host, port = files_node.address("ninep")
-    command = ["diodcat", "-s", f"{host}:{port}", "-a", "/app/key", "../key/.data"]
-    done = subprocess.run(command, capture_output=True, timeout=60, check=False)
+    words = ("-s", f"{host}:{port}", "-a", "/app/key", "../key/.data")
+    done = run_program("diodcat", *words, check=False)
     assert done.returncode != 0
     assert b"No such file" in done.stderr

@@ -6,6 +6,7 @@ import json
 import subprocess
 import time
 from collections.abc import Iterator
+from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 from uuid import uuid4
@@ -46,12 +47,11 @@ def guarded_node(tmp_path_factory: pytest.TempPathFactory) -> Iterator[NodeProce
 def two_nodes(tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[str, NodeProcess]]:
     """Nodes that share what buckets they are given."""
     folder = tmp_path_factory.mktemp("pouchdb-nodes")
-    nodes = {
-        name: NodeProcess(folder / name, "--no-memcached", *kept_ports()).start() for name in "ab"
-    }
-    yield nodes
-    for node in nodes.values():
-        node.kill()
+    with ExitStack() as stack:
+        yield {
+            name: stack.enter_context(NodeProcess(folder / name, "--no-memcached", *kept_ports()))
+            for name in "ab"
+        }
 
 
 def play(node: NodeProcess, scene: str, *more: str) -> Any:

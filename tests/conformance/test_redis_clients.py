@@ -16,6 +16,7 @@ from redis.backoff import NoBackoff
 from redis.retry import Retry
 
 from support.node.node_process import NodeProcess
+from support.node.outside_program import outside_program
 
 RunProgram = Callable[..., subprocess.CompletedProcess[bytes]]
 Login = tuple[str, str]
@@ -57,7 +58,7 @@ def test_redis_cli_shows_a_session(cli: Callable[..., str]) -> None:
 
 def test_redis_cli_pipes_lines(node: NodeProcess, login: Login, cli: Callable[..., str]) -> None:
     """What it reads from its input it sends as commands."""
-    command = ["redis-cli", *where(node, login), "--no-auth-warning"]
+    command = [outside_program("redis-cli"), *where(node, login), "--no-auth-warning"]
     lines = "".join(f'CSN {number} SET pipe "{number}"\n' for number in range(1, 21))
     done = subprocess.run(
         command, input=(lines + "GET pipe\n").encode(), capture_output=True, timeout=60, check=True
@@ -261,7 +262,7 @@ def test_redis_cli_hears_updates(
 ) -> None:
     root = f"/told{protocol}"
     cli("CREATENAMESPACE", root, "data")
-    command = ["redis-cli", *where(node, login), "--no-auth-warning", protocol]
+    command = [outside_program("redis-cli"), *where(node, login), "--no-auth-warning", protocol]
     with subprocess.Popen([*command, "SUBSCRIBE", root], stdout=subprocess.PIPE) as listener:
         assert listener.stdout is not None
         said = ""

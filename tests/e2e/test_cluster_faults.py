@@ -11,7 +11,7 @@ from simulators.cluster_faults.askers import STILL, Asker, ChangesReader
 from simulators.cluster_faults.plants import EVERY, PLANTS, Plants
 from simulators.cluster_faults.truth import Stop, Truth, content_of, repeated
 from support.cluster.managed_followers import History
-from support.node.waiting import until
+from support.node.waiting import WAIT_S, until
 
 QUESTIONS = 40 * EVERY
 
@@ -94,6 +94,25 @@ def test_a_change_that_a_reader_misses_is_found() -> None:
         reader.is_over.set()
         reader.join()
         assert (reader.state() == expected) == is_equal
+
+
+def test_an_answer_that_nobody_can_read_is_wrong_and_no_refusal() -> None:
+    truth, documents = written()
+
+    class Unreadable(MadeUpNode):
+        def request(self, _: str, path: str, *, timeout_s: float) -> dict[str, Any]:
+            return {}
+
+    stop = Stop()
+    for made in (
+        Asker(lambda: {1: Unreadable(documents)}, truth, stop, "7", Plants("").answer),  # type: ignore[dict-item]
+        ChangesReader(lambda: {1: Unreadable(documents)}, stop, "7", Plants("").answer),  # type: ignore[dict-item]
+    ):
+        made.start()
+        made.join(WAIT_S)
+        assert not made.is_alive()
+    assert [one.partition(":")[0] for one in stop.wrong] == ["asker failed", "changes failed"]
+    assert "KeyError" in stop.wrong[0]
 
 
 @pytest.mark.parametrize(

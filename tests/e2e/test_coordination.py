@@ -1,7 +1,6 @@
 """Coordination in whole nodes: over TLS, killed, without a disk, on a full one, without files."""
 
 import contextlib
-import json
 import os
 import signal
 import subprocess
@@ -9,8 +8,10 @@ from pathlib import Path
 
 import pytest
 
+from support.coordination.redis_cli import RedisCli
 from support.kv.small_disk import in_small_disk
 from support.node.node_process import FREE, free_port
+from support.node.outside_program import outside_program
 from support.node.waiting import until
 
 TLS = Path(__file__).parent / "tls"
@@ -25,31 +26,6 @@ machine.STATE_FORMAT = 2
 machine.SINCE = {b"COUNTER": 2}
 """
 OLDER = NEWER.replace("STATE_FORMAT = 2", "STATE_FORMAT = 1")
-
-
-class Client:
-    """redis-cli with one node; encrypted and as `ada` if it is told so."""
-
-    def __init__(self, node, *options):
-        host, port = node.address("coord")
-        self.command = ["redis-cli", "-h", host, "-p", str(port), *options]
-
-    def say(self, *words):
-        run = subprocess.run([*self.command, *words], capture_output=True, check=False, timeout=60)
-        return (run.stdout + run.stderr).decode().strip()
-
-    def table(self, *words):
-        """What a command answers; asked again while that is a refusal, which is no JSON."""
-
-        def answer():
-            with contextlib.suppress(ValueError):
-                return [json.loads(self.say("--json", "-3", *words))]
-            return []
-
-        return until(answer, lambda: self.say(*words))[0]
-
-    def until_said(self, answer, *words):
-        until(lambda: answer in self.say(*words), lambda: self.say(*words))
 
 
 def coordination_of(node):
@@ -82,7 +58,7 @@ def test_three_nodes_over_tls(make_node):
             "--coord", FREE, "--peer", peer, *join, *options, name=f"n{number}", env=environment
         )
         nodes.append(made.start())
-    clients = [Client(node, *login) for node in nodes]
+    clients = [RedisCli(node, *login) for node in nodes]
     first = clients[0]
     until(lambda: len(first.table("ADMIN", "NODES")) == 3, lambda: nodes[1].log())
     others = [node["node"] for node in first.table("ADMIN", "NODES") if not node["is_here"]]
@@ -91,14 +67,14 @@ def test_three_nodes_over_tls(make_node):
     until(lambda: first.table("ADMIN", "STATUS", "1")["fault_tolerance"] == 1)
     nodes[0].kill()
     until(lambda: any(one.say("GET", "key") == "value" for one in clients[1:]))
-    assert "NOAUTH" in Client(nodes[1], *login[:3]).say("GET", "key")
+    assert "NOAUTH" in RedisCli(nodes[1], *login[:3]).say("GET", "key")
     for node in nodes[1:]:
         assert node.stop() == 0
 
 
 def test_a_coordination_process_that_dies_comes_back(make_node):
     node = make_node("--coord", FREE, *OPEN).start()
-    client = Client(node)
+    client = RedisCli(node)
     client.until_said("OK", "SET", "key", "value")
     coordination = coordination_of(node)
     os.kill(coordination, signal.SIGKILL)
@@ -113,18 +89,19 @@ def test_a_coordination_disk_that_fails_ends_the_node(make_node):
     limit = ("prlimit", f"--fsize={16 << 20}")
     node = make_node("--coord", FREE, *OPEN, prefix=limit).start()
     value = "v" * 100_000
-    client = Client(node)
+    client = RedisCli(node)
     client.until_said("OK", "SET", "key", "value")
     host, port = node.address("coord")
-    load = ("redis-benchmark", "-h", host, "-p", str(port), "-c", "64", "-n", "2000", "-q", "SET")
-    subprocess.run([*load, "key", value], capture_output=True, check=False, timeout=60)
+    load = (outside_program("redis-benchmark"), "-h", host, "-p", str(port), "-c", "64", "-q")
+    words = ("-n", "2000", "SET", "key", value)
+    subprocess.run([*load, *words], capture_output=True, check=False, timeout=60)
     assert node.wait() == 1
     assert "its disk failed, the node must restart" in node.log()
 
 
 def test_nodes_start_again_on_a_full_disk_and_go_on_once_there_is_room(make_node, tmp_path):
     node = make_node("--coord", FREE, *OPEN, prefix=in_small_disk(tmp_path / "node", "8m")).start()
-    client = Client(node)
+    client = RedisCli(node)
     client.until_said("OK", "SET", "key", "value")
     filler = Path(f"/proc/{node.pid}/root/{tmp_path}/node/filler")
     fill(filler)
@@ -145,7 +122,7 @@ def test_a_node_that_lost_who_it_is_says_how_to_go_on_and_so_it_does(make_node):
     first = make_node("--coord", FREE, "--peer", peer, *OPEN, name="first").start()
     join = ("--coord", FREE, "--peer", FREE, "--join", peer, *OPEN)
     make_node(*join, name="second").start()
-    client = Client(first)
+    client = RedisCli(first)
 
     def others():
         nodes = client.table("ADMIN", "NODES")
@@ -198,7 +175,7 @@ def test_a_group_is_upgraded_one_member_at_a_time(make_node, tmp_path):
     nodes = [started(number, older) for number in range(3)]
 
     def clients():
-        return [Client(node, "-3") for node in nodes]
+        return [RedisCli(node, "-3") for node in nodes]
 
     def said(answer, *words):
         until(
@@ -207,10 +184,10 @@ def test_a_group_is_upgraded_one_member_at_a_time(make_node, tmp_path):
         )
 
     def formats(node):
-        status = Client(node).table("ADMIN", "STATUS", "1")
+        status = RedisCli(node).table("ADMIN", "STATUS", "1")
         return status.get("state_format"), status.get("state_format_max")
 
-    first = Client(nodes[0])
+    first = RedisCli(nodes[0])
     until(lambda: len(first.table("ADMIN", "NODES")) == 3, lambda: nodes[1].log())
     others = [node["node"] for node in first.table("ADMIN", "NODES") if not node["is_here"]]
     first.until_said("1", "ADMIN", "GROUP", "ADD", "1", *others)

@@ -1,10 +1,9 @@
 """Namespaces of two groups over three nodes, one of which is killed while it creates them."""
 
-import json
-import subprocess
 from concurrent.futures import ThreadPoolExecutor
 
 from millstream.coordination.core.namespace.names import UNDO_MS
+from support.coordination.redis_cli import RedisCli
 from support.node.node_process import FREE, free_port
 from support.node.waiting import until
 
@@ -12,21 +11,6 @@ OPEN = ("--no-kv", "--no-memcached", "--no-http")
 SETTLED = ("OK", "EXISTS")
 SETTLED_S = 2 * UNDO_MS / 1000
 """A name that was reserved for a client that came no more is free after half of it."""
-
-
-class Cli:
-    """redis-cli with one node."""
-
-    def __init__(self, node):
-        host, port = node.address("coord")
-        self.command = ["redis-cli", "-h", host, "-p", str(port)]
-
-    def say(self, *words):
-        run = subprocess.run([*self.command, *words], capture_output=True, check=False, timeout=60)
-        return (run.stdout + run.stderr).decode().strip()
-
-    def table(self, *words):
-        return json.loads(self.say("--json", "-3", *words) or "{}")
 
 
 def said_by_one(clis, *words):
@@ -48,7 +32,7 @@ def test_names_survive_the_node_that_was_creating_them(make_node):
         join = ("--join", peers[0]) if number else ()
         node = make_node("--coord", FREE, "--peer", peer, *join, *OPEN, name=f"n{number}")
         nodes.append(node.start())
-    clis = [Cli(node) for node in nodes]
+    clis = [RedisCli(node) for node in nodes]
     first = clis[0]
     until(lambda: len(first.table("ADMIN", "NODES")) == 3, lambda: nodes[1].log())
     others = [one["node"] for one in first.table("ADMIN", "NODES") if not one["is_here"]]

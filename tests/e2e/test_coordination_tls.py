@@ -2,13 +2,13 @@
 
 import socket
 import ssl
-import subprocess
 from contextlib import suppress
 from pathlib import Path
 
 import pytest
 import redis
 
+from support.coordination.redis_cli import RedisCli
 from support.node.authorities import Authority
 from support.node.node_process import FREE, NodeProcess
 
@@ -30,13 +30,8 @@ def theirs(tmp_path: Path) -> Authority:
 
 def say(node: NodeProcess, *options: str) -> str:
     """Return what redis-cli prints after PING."""
-    port = str(node.address("coord")[1])
     login = ("--user", "ada", "--pass", "secret", "--no-auth-warning")
-    done = subprocess.run(
-        ["redis-cli", "-h", "127.0.0.1", "-p", port, *login, *options, "PING"],
-        capture_output=True, text=True, timeout=WAIT_S, check=False,
-    )  # fmt: skip
-    return done.stdout + done.stderr
+    return RedisCli(node, *login, *options).say("PING")
 
 
 def pings(node: NodeProcess, **options: object) -> bool:
@@ -58,7 +53,7 @@ def test_clients_and_nodes_find_out_who_is_who(
     with NodeProcess(tmp_path / "node", *OPEN, *options) as node:
         ca = {"ssl_ca_certs": str(ours.file)}
         assert pings(node, **ca)
-        assert say(node, "--tls", "--cacert", str(ours.file)) == "PONG\n"
+        assert say(node, "--tls", "--cacert", str(ours.file)) == "PONG"
 
         # Somebody who trusts another authority does not go on.
         assert not pings(node, ssl_ca_certs=str(theirs.file))
@@ -70,7 +65,7 @@ def test_clients_and_nodes_find_out_who_is_who(
             both = {"ssl_certfile": str(shown), "ssl_keyfile": str(shown)}
             assert pings(node, **ca, **both) is is_good, shown
             cli = ("--tls", "--cacert", str(ours.file), "--cert", str(shown), "--key", str(shown))
-            assert (say(node, *cli) == "PONG\n") is is_good, shown
+            assert (say(node, *cli) == "PONG") is is_good, shown
 
         # It is no log-in.
         host, port = node.address("coord")

@@ -102,6 +102,16 @@ curl z   # {"ok":true,...}
     assert not is_as_said("no", "OK")
 
 
+def test_a_guide_is_skipped_where_a_program_is_not_installed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "bash").symlink_to("/bin/bash")
+    with PastedShell(tmp_path) as shell:
+        monkeypatch.setenv("PATH", str(tmp_path))
+        with pytest.raises(pytest.skip.Exception, match="curl is not installed"):
+            said(shell, "documents")
+
+
 def test_the_readme(tmp_path: Path) -> None:
     with PastedShell(tmp_path) as shell:
         blocks = [block for block in blocks_of("README") if block.heading == ""]

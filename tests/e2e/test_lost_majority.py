@@ -1,13 +1,12 @@
 """The guide to a group that lost its majority, run as it stands there, on real nodes."""
 
-import contextlib
-import json
 import re
 import subprocess
 
 import pytest
 
 from pasted import blocks_of, path_of, steps_of
+from support.coordination.redis_cli import RedisCli
 from support.node.node_process import FREE, free_port
 from support.node.waiting import until
 
@@ -15,27 +14,10 @@ OPEN = ("--no-kv", "--no-memcached", "--no-http")
 NUMBER = re.compile(r"\b[0-9a-f]{32}\b|\b\d+\b")
 
 
-class Client:
-    """redis-cli with one node."""
-
-    def __init__(self, node):
-        host, port = node.address("coord")
-        self.command = ["redis-cli", "-h", host, "-p", str(port)]
-
-    def say(self, *words):
-        run = subprocess.run([*self.command, *words], capture_output=True, check=False, timeout=60)
-        return (run.stdout + run.stderr).decode().strip()
-
-    def nodes(self, number):
-        """Return the ids of the pool's nodes by their addresses, once it has so many."""
-
-        def found():
-            with contextlib.suppress(ValueError):
-                rows = json.loads(self.say("--json", "-3", "ADMIN", "NODES"))
-                return len(rows) == number and {row["peer"]: row["node"] for row in rows}
-            return None
-
-        return until(found)
+def ids_of(client, number):
+    """Return the ids of the pool's nodes by their addresses, once it has so many."""
+    rows = until(lambda: len(found := client.table("ADMIN", "NODES")) == number and found)
+    return {row["peer"]: row["node"] for row in rows}
 
 
 @pytest.mark.slow
@@ -49,13 +31,13 @@ def test_the_guide_brings_a_group_back_from_its_survivor(make_node, tmp_path):
         return node
 
     nodes = [start(number) for number in range(3)]
-    client = Client(nodes[0])
-    ids = client.nodes(3)
+    client = RedisCli(nodes[0])
+    ids = ids_of(client, 3)
     added = [ids[peers[number]] for number in (1, 2)]
     until(lambda: ids[peers[0]] in client.say("ADMIN", "GROUP", "ADD", "1", *added))
     until(lambda: "OK" in client.say("SET", "greeting", "hello"))
     survivor = nodes[1]
-    survived = Client(survivor)
+    survived = RedisCli(survivor)
     until(lambda: "hello" in survived.say("GET", "greeting", "STALEREAD"))
     for lost in (nodes[0], nodes[2]):
         lost.kill()
@@ -66,7 +48,7 @@ def test_the_guide_brings_a_group_back_from_its_survivor(make_node, tmp_path):
     for command, printed in steps:
         if "GROUP ADD" in command:
             new = [start(number) for number in (3, 4)]
-            ids = survived.nodes(5)
+            ids = ids_of(survived, 5)
             names |= {"622dd453": ids[peers[3]], "7a03bb19": ids[peers[4]]}
         line = command.replace("redis-cli -p 7379", f"redis-cli --no-raw -h {host} -p {port}")
         line = line.replace("/backups", str(tmp_path))
@@ -85,4 +67,6 @@ def test_the_guide_brings_a_group_back_from_its_survivor(make_node, tmp_path):
             assert {"kept_lsn", "may_be_lost", "forced_epoch", "silent"} <= fields
             assert {name for name in fields if "_lsn" in name or "_be_" in name} <= documented
     for node in new:
-        assert "hello" in until(lambda node=node: Client(node).say("GET", "greeting", "STALEREAD"))
+        assert "hello" in until(
+            lambda node=node: RedisCli(node).say("GET", "greeting", "STALEREAD")
+        )

@@ -21,7 +21,7 @@ import pytest
 from typer.testing import CliRunner
 
 from millstream.cli.main import application
-from pasted import SPARK, blocks_of
+from pasted import SPARK, blocks_of, skip_without_programs
 from support.node.node_process import NodeProcess, free_port
 from support.pipelines.spark_bucket import BucketUnderTest
 
@@ -53,6 +53,7 @@ class Reader:
         blocks = [block for block in blocks_of(guide) if block.kind in ("python", "sh")]
         if guide == "README":
             blocks = [block for block in blocks if SPARK in block.text]
+        skip_without_programs(blocks)
         for block in blocks:
             try:
                 self.run(block.kind, self.replace(block.text), f"{guide}.md", block.line)

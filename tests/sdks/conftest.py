@@ -6,10 +6,12 @@ A test takes `client`, a program that has opened the bucket `documents`: it runs
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from contextlib import ExitStack
 from uuid import uuid4
 
 import pytest
 
+from support.cluster.managed_nodes import ManagedNodes
 from support.node.node_process import NodeProcess
 from support.node.sdk_client import COMMANDS, SdkClient
 
@@ -35,6 +37,20 @@ def open_node(tmp_path_factory: pytest.TempPathFactory) -> Iterator[NodeProcess]
     with NodeProcess(directory, "--bucket", "documents:16", "--no-memcached") as running:
         yield running
         assert running.stop() == 0
+
+
+@pytest.fixture(scope="module")
+def nodes(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ManagedNodes]:
+    """A managed cluster of n1, n2 and n3, each with all partitions."""
+    directory = tmp_path_factory.mktemp("three")
+    with ExitStack() as stack:
+
+        def make(*options: str, name: str) -> NodeProcess:
+            node = NodeProcess(directory / name, *options)
+            stack.callback(node.kill)
+            return node
+
+        yield ManagedNodes(make).found("n1", "n2", "n3", replicas=2)
 
 
 @pytest.fixture(scope="session", params=sorted(COMMANDS))

@@ -2,10 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-
-import pytest
-
 from millstream import connect
 from support.cluster.managed_nodes import BUCKET, ManagedNodes, Writer
 from support.node.node_process import NodeProcess
@@ -15,20 +11,6 @@ from support.node.waiting import until
 
 LOGIN = ("ada", "correct horse, battery=staple")
 ANYONE = ("anyone", "anything")
-
-
-@pytest.fixture
-def nodes(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ManagedNodes]:
-    made: list[NodeProcess] = []
-    directory = tmp_path_factory.mktemp("followed")
-
-    def make(*options: str, name: str) -> NodeProcess:
-        made.append(NodeProcess(directory / name, *options))
-        return made[-1]
-
-    yield ManagedNodes(make).found("n1", "n2", "n3", replicas=2)
-    for node in made:
-        node.kill()
 
 
 def check_order(stream: SdkStream) -> None:

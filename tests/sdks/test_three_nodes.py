@@ -7,36 +7,20 @@ from collections.abc import Iterator
 import pytest
 
 from support.cluster.managed_nodes import BUCKET, ManagedNodes
-from support.node.node_process import NodeProcess
 from support.node.sdk_client import SdkClient
 from support.node.waiting import until
 
 KEYS = [f"key-{number}" for number in range(60)]
-NAMES = ("n1", "n2", "n3")
 ANYONE = ("anyone", "anything")
 AMBIGUOUS = {"timeout", "durability_ambiguous", "temporary"}
 """What a write may end with whose node was killed: it may be there or not."""
-
-
-@pytest.fixture(scope="module")
-def nodes(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ManagedNodes]:
-    made: list[NodeProcess] = []
-    directory = tmp_path_factory.mktemp("three")
-
-    def make(*options: str, name: str) -> NodeProcess:
-        made.append(NodeProcess(directory / name, *options))
-        return made[-1]
-
-    yield ManagedNodes(make).found(*NAMES, replicas=2)
-    for node in made:
-        node.kill()
 
 
 @pytest.fixture
 def client(nodes: ManagedNodes, sdk: str) -> Iterator[SdkClient]:
     options = {"plain": True} if sdk == "java" else {}
     with SdkClient(sdk) as running:
-        every = ",".join("{}:{}".format(*nodes.nodes[name].kv) for name in NAMES)
+        every = ",".join("{}:{}".format(*nodes.nodes[name].kv) for name in nodes.nodes)
         who = running.at(nodes.nodes["n1"].kv, ANYONE) | {"connection": f"couchbase://{every}"}
         running.do("connect", **who, **options)
         running.do("open", bucket=BUCKET)

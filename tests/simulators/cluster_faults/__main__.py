@@ -1,7 +1,7 @@
 """`python -m simulators.cluster_faults`: a cluster with faults; ends with 1 if anything is wrong.
 
-In namespaces where this may make them, unless `--proxies` is said. What goes wrong when is drawn
-from the seed; how nodes and clients meet it is not.
+In network namespaces where this process may make them, unless `--proxies` is given. Faults and
+their times are drawn from the seed; what nodes and clients do meanwhile is not.
 """
 
 from __future__ import annotations

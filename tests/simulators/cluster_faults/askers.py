@@ -19,7 +19,7 @@ from typing import Any
 
 from millstream.client.http import HttpClient
 from millstream.errors import MillstreamError
-from simulators.cluster_faults.truth import Stop, Truth, repeated
+from simulators.cluster_faults.truth import Client, Stop, Truth, repeated
 
 __all__ = ["DESIGN", "STILL", "Asker", "ChangesReader", "number_of"]
 
@@ -44,15 +44,15 @@ def number_of(document: Mapping[str, Any]) -> int:
     return int(document.get("n", 0))
 
 
-class Asker(threading.Thread):
+class Asker(Client):
     """Asks one node after the other, one question after the other."""
 
     def __init__(
         self, nodes: Callable[[], Mapping[int, HttpClient]], truth: Truth, stop: Stop,
         seed: str, plant: Plant,
     ) -> None:  # fmt: skip
-        super().__init__(daemon=True, name="asker")
-        self._nodes, self._truth, self._stop_all, self._plant = nodes, truth, stop, plant
+        super().__init__("asker", stop)
+        self._nodes, self._truth, self._plant = nodes, truth, plant
         self._rng = random.Random(seed)
         self._questions = {
             "still, stale=ok": self._still,
@@ -62,7 +62,7 @@ class Asker(threading.Thread):
             "_changes": self._changes,
         }
 
-    def run(self) -> None:
+    def work(self) -> None:
         """Ask until all have to stop."""
         while not self._stop_all.event.wait(self._rng.uniform(*PAUSE_S)):
             nodes = self._nodes()
@@ -70,12 +70,15 @@ class Asker(threading.Thread):
                 self.ask(self._rng.choice(sorted(nodes)), self._rng.choice([*self._questions]))
 
     def ask(self, node: int, question: str) -> bool:
-        """Ask a node a question; False if it was refused."""
+        """Ask a node a question; False if it was refused, or is no member any more."""
+        http = self._nodes().get(node)
+        if http is None:
+            self._stop_all.count(f"{question}: the node is gone")
+            return False
         try:
-            wrong = self._questions[question](self._nodes()[node])
-        except (MillstreamError, KeyError) as error:
-            code = getattr(error, "code", "gone")
-            self._stop_all.count(f"{question}: refused {code}")
+            wrong = self._questions[question](http)
+        except MillstreamError as error:
+            self._stop_all.count(f"{question}: refused {error.code}")
             return False
         self._stop_all.count(f"{question}: answered")
         self._stop_all.tell(f"{question} at node {node}", wrong)
@@ -129,21 +132,21 @@ class Asker(threading.Thread):
         return wrong if still == STILL else [f"{still} rows of {STILL}", *wrong]
 
 
-class ChangesReader(threading.Thread):
+class ChangesReader(Client):
     """Follows `_changes` as a replicator does, at any node, from where it was."""
 
     def __init__(
         self, nodes: Callable[[], Mapping[int, HttpClient]], stop: Stop, seed: str, plant: Plant
     ) -> None:
-        super().__init__(daemon=True, name="changes")
-        self._nodes, self._stop_all, self._plant = nodes, stop, plant
+        super().__init__("changes", stop)
+        self._nodes, self._plant = nodes, plant
         self._rng = random.Random(seed)
         self._lock = threading.Lock()
         self._held: dict[str, int] = {}
         self._since: str | int = 0
         self.is_over = threading.Event()
 
-    def run(self) -> None:
+    def work(self) -> None:
         """Follow until told to end."""
         while not self.is_over.is_set():
             nodes = self._nodes()

@@ -1,7 +1,8 @@
 """One run: faults and changes one after the other, while clients work; then healing, and a look.
 
 Invariants:
-1. What happens when is drawn from the seed before anything runs; what comes of it is not.
+1. The seed draws faults and changes, their order and pauses, for nodes that are members then. What
+   nodes and clients do depends on the machine, too: a seed does not always give the same run.
 2. A run is right if nobody saw anything wrong, if everything is there again within a time after
    each healing, and if followers, copies and index equal the documents at the end.
 3. Between two healings at most one node loses its memory: more is what level majority excludes.

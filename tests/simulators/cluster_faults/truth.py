@@ -12,12 +12,14 @@ Invariants:
 from __future__ import annotations
 
 import threading
+import traceback
+from abc import abstractmethod
 from bisect import bisect_left
 from collections import Counter
 from collections.abc import Iterable, Mapping
 from typing import Any
 
-__all__ = ["Stop", "Truth", "content_of", "repeated"]
+__all__ = ["Client", "Stop", "Truth", "content_of", "repeated"]
 
 SHOWN_MAX = 5
 """Differences of one answer that are told."""
@@ -114,6 +116,25 @@ class Stop:
         if wrong:
             with self._lock:
                 self.wrong.append(f"{what}: {'; '.join(wrong)}")
+
+
+class Client(threading.Thread):
+    """A client of a run. The run is wrong if it fails by itself: it would see nothing any more."""
+
+    def __init__(self, name: str, stop: Stop) -> None:
+        super().__init__(daemon=True, name=name)
+        self._stop_all = stop
+
+    def run(self) -> None:
+        """Work, and tell if that fails."""
+        try:
+            self.work()
+        except Exception:  # noqa: BLE001 - it is told
+            self._stop_all.tell(f"{self.name} failed", [traceback.format_exc()])
+
+    @abstractmethod
+    def work(self) -> None:
+        """Work until all have to stop."""
 
 
 def repeated(keys: Iterable[str]) -> list[str]:

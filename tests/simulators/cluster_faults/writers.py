@@ -6,7 +6,6 @@ Elsewhere: what may be seen (`truth`).
 from __future__ import annotations
 
 import random
-import threading
 from datetime import timedelta
 from typing import Any
 
@@ -22,7 +21,7 @@ from couchbase.options import (
     UpsertOptions,
 )
 
-from simulators.cluster_faults.truth import Stop, Truth, content_of
+from simulators.cluster_faults.truth import Client, Stop, Truth, content_of
 
 __all__ = ["WRITERS", "SdkWriter", "connected"]
 
@@ -47,20 +46,20 @@ def connected(addresses: list[str], login: tuple[str, str]) -> Cluster:
     return Cluster.connect(f"couchbase://{','.join(addresses)}", options)
 
 
-class SdkWriter(threading.Thread):
+class SdkWriter(Client):
     """Writes keys of its own, one after the other."""
 
     def __init__(self, number: int, collection: Any, truth: Truth, stop: Stop, seed: str) -> None:
-        super().__init__(daemon=True, name=f"writer {number}")
+        super().__init__(f"writer {number}", stop)
         self._number, self._collection = number, collection
-        self._truth, self._stop_all = truth, stop
+        self._truth = truth
         self._rng = random.Random(seed)
         self._keys = [f"w{number}-{place}" for place in range(KEYS)]
         self._given_up = 0
         self._durability = ServerDurability(LEVELS[number % len(LEVELS)])
         self.acknowledged = 0
 
-    def run(self) -> None:
+    def work(self) -> None:
         """Write until all have to stop."""
         while not self._stop_all.event.wait(self._rng.uniform(0, 2 * PAUSE_S)):
             place = self._rng.randrange(KEYS)

@@ -244,7 +244,7 @@ def _begin(q: Json) -> Any:
             state, branch, last, is_intact=bool(intact), is_whole=bool(whole), heard=heard,
         ))  # fmt: skip
     step, is_again = scene.step(), bool(q["again"])
-    assert fail_over.promote(step, HERE, record, is_afresh=is_again) is None
+    assert fail_over.promote(step, HERE, record, replaces_active=is_again) is None
     newest = [record.branch, *(one for told in q["told"].values() for one in (told[2], told[5]))]
     for order in step.decision.orders:
         assert order.kind == "adopt" or order.branch > max(newest), "a branch is asked for twice"
@@ -269,7 +269,7 @@ def _go_on(q: Json) -> Any:
     promotion = Promotion(q["branch"], key(q["since"]), 60_000, NOW_MS, promised)
     memory, step = scene.memory, scene.step()
     memory.promotions[HERE], memory.begun[HERE] = promotion, 1
-    fail_over.promote(step, HERE, record, is_afresh=False)
+    fail_over.promote(step, HERE, record, replaces_active=False)
     if HERE not in memory.promotions:
         return "again" if HERE in memory.begun else "made"
     orders = [one for one in step.decision.orders if one.kind == "activate"]

@@ -1,27 +1,23 @@
 """Programs in JavaScript that others wrote, for tests that compare with them.
 
-They lie in `tests/npm` (`make test-tools` installs them there by the lock). A test that needs them
-skips with the reason where they, or node, are missing.
+They lie in `tests/npm`: `make test-tools` installs them there by the lock.
 """
 
 from __future__ import annotations
 
-import shutil
 import subprocess
 from pathlib import Path
 
-import pytest
+from support.node.outside_program import outside_program, skip_without
 
 FOLDER = Path(__file__).parents[2] / "npm"
 TIME_LIMIT_S = 60
 
 
 def node_program() -> str:
-    """Return the path of node; skip the test that asks where it or the peers are missing."""
-    node = shutil.which("node")
-    if node is None or not (FOLDER / "node_modules").is_dir():
-        pytest.skip("node and the peers in tests/npm are missing: make test-tools")
-    return node
+    """Return the name of node; skip the test that asks where it or the peers are missing."""
+    skip_without("tests/npm", is_there=(FOLDER / "node_modules").is_dir())
+    return outside_program("node")
 
 
 def run_node(source: str, text: bytes = b"") -> bytes:

@@ -12,6 +12,7 @@ import os
 import select
 import shutil
 import subprocess
+import time
 from pathlib import Path
 from typing import Any, Self
 
@@ -21,6 +22,9 @@ FOLDER = Path(__file__).parents[2] / "sdks"
 LIMIT_S = 60
 """How long an SDK tries; its own limits."""
 _ANSWER_S = 3 * LIMIT_S
+"""Longest wait for an answer to a command, whatever the program says besides."""
+END_S = 60
+"""Longest wait for the end of a program that was killed."""
 
 COMMANDS: dict[str, list[str]] = {
     "go": [str(FOLDER / "go/build/client")],
@@ -59,7 +63,7 @@ class SdkClient:
 
     def __exit__(self, *_: object) -> None:
         self._process.kill()
-        self._process.wait()
+        self._process.wait(END_S)
         for pipe in (self._process.stdin, self._process.stdout, self._process.stderr):
             assert pipe is not None
             pipe.close()
@@ -103,8 +107,10 @@ class SdkClient:
         out, err = self._process.stdout, self._process.stderr
         assert out is not None
         assert err is not None
+        end = time.monotonic() + _ANSWER_S
         while b"\n" not in self._got:
-            ready = select.select([out, err], [], [], _ANSWER_S)[0]
+            left_s = end - time.monotonic()
+            ready = select.select([out, err], [], [], left_s)[0] if left_s > 0 else []
             assert ready, (
                 f"{self.sdk}: no answer to {command} within {_ANSWER_S} s: {self._said!r}"
             )

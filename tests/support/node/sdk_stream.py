@@ -13,6 +13,8 @@ from typing import Any, Self
 
 import pytest
 
+from support.node.sdk_client import END_S
+
 _PROGRAM = Path(__file__).parents[2] / "sdks/go/build/dcp"
 
 
@@ -41,8 +43,8 @@ class SdkStream:
 
     def __exit__(self, *_: object) -> None:
         self._process.kill()
-        self._process.wait()
-        self._reader.join(60)
+        self._process.wait(END_S)
+        self._reader.join(END_S)
         assert self._process.stdout is not None
         self._process.stdout.close()
 

@@ -13,6 +13,7 @@ from aiohttp.test_utils import TestServer
 from millstream.demo import pouchdb
 from millstream.demo.pouchdb import PouchPeer, find_pouchdb
 from millstream.errors import UnavailableError
+from support.node.npm_peers import node_program
 
 
 def test_without_pouchdb_or_node_there_is_no_peer(tmp_path, monkeypatch):
@@ -112,11 +113,11 @@ class FailingDatabase:
         return web.json_response({"ok": True, "id": body["_id"], "rev": f"0-{number}"})
 
 
-@pytest.mark.skipif(find_pouchdb() is None, reason="tests/npm is not installed")
 @pytest.mark.parametrize("hangs_up", [False, True])
 async def test_no_row_is_passed_over_where_changes_fail_while_documents_are_read(
     tmp_path: Path, *, hangs_up: bool
 ) -> None:
+    node_program()  # skips where it is missing
     folder, database = find_pouchdb(), FailingDatabase(hangs_up=hangs_up)
     assert folder is not None
     async with TestServer(database.app()) as server:

@@ -198,9 +198,9 @@ def unserved_of(found: Mapping[str, Any]) -> str:
 
 
 def left_of(found: Mapping[str, Any]) -> str:
-    """Say what is under way; empty if nothing is.
+    """Say what the cluster still does, or has to do; empty: nothing.
 
-    Copies for which there are too few data nodes, failed ones included, are not waited for.
+    Missing copies count only if there are data nodes enough for all copies, failed ones included.
     """
     hosts = sum("data" in one["roles"] and one["state"] != "out" for one in found["nodes"])
     if found["plan"] is not None:

@@ -49,7 +49,7 @@ _REFUSED: Final = Reply("refused")
 
 
 class _State:
-    """Copies and index parts at one moment: when they are first asked for."""
+    """Copies and index parts, each as they were when they were first read."""
 
     def __init__(self, engine: LocalEngine) -> None:
         self._engine = engine

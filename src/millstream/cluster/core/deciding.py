@@ -110,13 +110,13 @@ def _tend_bucket(step: Step, moves: Moves, data_map: DataMap) -> _Change:
 def _tend(step: Step, moves: Moves, place: Place, record: DataRecord) -> DataRecord | None:
     memory = step.memory
     chosen = serving(step, place, record)
-    is_afresh = chosen is not None and (
+    replaces_active = chosen is not None and (
         is_heard_above(memory, place, chosen) or must_leave(step, place, record, chosen)
     )
     was_begun = place in memory.begun
-    if chosen is None or is_afresh or was_begun:
-        given_up = promote(step, place, record, is_afresh=is_afresh)
-        is_over = was_begun and place not in memory.begun and not is_afresh
+    if chosen is None or replaces_active or was_begun:
+        given_up = promote(step, place, record, replaces_active=replaces_active)
+        is_over = was_begun and place not in memory.begun and not replaces_active
         if chosen is None or not is_over:
             return given_up
     return moves.tend(place, record, chosen)

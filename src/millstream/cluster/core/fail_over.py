@@ -67,14 +67,16 @@ def given_up(step: Step, record: DataRecord) -> frozenset[str]:
     )
 
 
-def promote(step: Step, place: Place, record: DataRecord, *, is_afresh: bool) -> DataRecord | None:
+def promote(
+    step: Step, place: Place, record: DataRecord, *, replaces_active: bool
+) -> DataRecord | None:
     """Take the next step of a promotion that is under way or needed.
 
     Args:
         step: the orders go there.
         place: of the partition.
         record: of it.
-        is_afresh: also if a copy serves.
+        replaces_active: a promotion may begin though a copy serves.
 
     Returns:
         The record in which all copies were given up, if that is the next step.
@@ -83,7 +85,7 @@ def promote(step: Step, place: Place, record: DataRecord, *, is_afresh: bool) ->
     if promotion is not None:
         _go_on(step, place, record, promotion)
         return None
-    return _begin(step, place, record, is_afresh=is_afresh)
+    return _begin(step, place, record, replaces_active=replaces_active)
 
 
 def must_leave(step: Step, place: Place, record: DataRecord, chosen: str) -> bool:
@@ -106,7 +108,9 @@ def _not_failed(step: Step, answers: dict[str, Standing]) -> dict[str, Standing]
     return {name: one for name, one in answers.items() if not _is_failed(step, name)}
 
 
-def _begin(step: Step, place: Place, record: DataRecord, *, is_afresh: bool) -> DataRecord | None:
+def _begin(
+    step: Step, place: Place, record: DataRecord, *, replaces_active: bool
+) -> DataRecord | None:
     view, memory = step.view, step.memory
     if not view.is_fresh:
         return None
@@ -117,11 +121,11 @@ def _begin(step: Step, place: Place, record: DataRecord, *, is_afresh: bool) -> 
             step.order("adopt", name, place, record)
         return _give_up(step, place, record)
     is_new = place not in memory.begun
-    if is_new and not is_afresh and serving_copy(record, answers) is not None:
+    if is_new and not replaces_active and serving_copy(record, answers) is not None:
         return None
-    if is_new and not is_afresh and _is_handed_over(step, place, record):
+    if is_new and not replaces_active and _is_handed_over(step, place, record):
         return None
-    if is_new and not is_afresh and not _may_replace(step, record):
+    if is_new and not replaces_active and not _may_replace(step, record):
         return None
     waited = [name for name in _askable(step, record) if name not in answers]
     if waited:  # it may be serving
@@ -321,5 +325,5 @@ def _is_admissible(
     }
     if all(promises_enough(row, blocked) for row in record.rows):
         return True
-    promote(step, place, record, is_afresh=True)  # another one may have been promoted
+    promote(step, place, record, replaces_active=True)  # another one may have been promoted
     return False

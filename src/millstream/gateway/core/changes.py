@@ -56,7 +56,7 @@ class FilterAsked(NamedTuple):
     ids: Collection[str] = frozenset()
     selector: Any = None
     text: bytes = b""
-    """Instead of a large selector: the body that it is in, which was found good."""
+    """Of a large selector, which is None here: the checked body of the request that has it."""
     design: str = ""
     """Without `_design/`."""
     name: str = ""

@@ -139,7 +139,7 @@ def id_bytes(value: Any) -> bytes:
 
 
 def keys_asked(query: Query) -> Iterator[Any]:
-    """Return the keys of a query in the order of their rows, also those that are skipped."""
+    """Return the keys that a query names in the order of its rows; `skip` is not applied."""
     keys: Sequence[Any] = query.keys or ()
     return reversed(keys) if query.descending else iter(keys)
 

@@ -24,14 +24,14 @@ from millstream.kv.core.copies.cluster_config import version_of
 from millstream.kv.core.session.session import KvSession
 from millstream.wire.mcbp import SERVER_REQUEST, Feature, ServerOpcode, packet
 
-__all__ = ["LOOK_SECONDS", "MapNotices", "Told"]
+__all__ = ["LOOK_SECONDS", "MapNotices", "NoticedConnection"]
 
 LOOK_SECONDS: Final = 0.5
 _VERSION: Final = Struct(">qq")
 
 
-class Told(Protocol):
-    """A connection, as it is told of maps."""
+class NoticedConnection(Protocol):
+    """A connection that can be sent notices of maps."""
 
     session: KvSession
     is_paused: bool
@@ -53,7 +53,7 @@ class MapNotices:
     def __init__(
         self,
         loop: asyncio.AbstractEventLoop,
-        connections: Collection[Told],
+        connections: Collection[NoticedConnection],
         config: Callable[[Bucket | None], bytes],
     ) -> None:
         self._loop = loop

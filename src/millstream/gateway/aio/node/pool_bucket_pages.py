@@ -81,7 +81,8 @@ async def read_form(request: web.Request) -> dict[str, str]:
     """Return the members of a form; of one that is there twice the last.
 
     Raises:
-        UsageError: `bad_request`, it is not UTF-8; `body_too_large`.
+        UsageError: `bad_request`, it is not UTF-8; else as `read_body`.
+        UnavailableError: as `read_body`.
     """
     try:
         text = (await read_body(request, FORM_BYTES_MAX)).decode()

@@ -1,8 +1,8 @@
-"""What a node wants to know of a design document, in one.
+"""All that a node uses of a design document, read in one go.
 
 Invariants:
-1. What is known of a document is small, or quickly passed on to another process, however large the
-   document is: what is too large is known as unusable.
+1. A `KnownDesign` is small, or quickly sent to another process, however large the document is. Of
+   parts that are too large it only has why they are not used.
 
 Elsewhere: who keeps it (`databases.design_reading`), what is in a document (`design_documents`,
 `design_code`).
@@ -25,16 +25,16 @@ __all__ = ["KnownDesign", "read_known"]
 
 
 class KnownDesign(NamedTuple):
-    """What is known of one revision of a design document."""
+    """What a node uses of one revision of a design document."""
 
     code: DesignCode
-    """The functions that are no views."""
+    """Its functions, but for those of views."""
     told: ToldDesign
-    """For the index process."""
+    """Its views, in the form that the index process gets."""
     indexes: list[Index]
-    """JSON indexes."""
+    """Its JSON indexes."""
     shared: bytes | None
-    """The document as other nodes are told it; None: as it is stored."""
+    """Its text in the form that other nodes get; None: the stored text."""
 
 
 def read_known(bucket: str, name: str, rev: str, body: bytes) -> KnownDesign:
