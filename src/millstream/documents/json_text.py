@@ -47,6 +47,7 @@ __all__ = [
     "may_repeat",
     "parse",
     "parse_exactly",
+    "parse_object",
 ]
 
 JSON_DEPTH_MAX: Final = 256
@@ -252,6 +253,14 @@ def parse(text: bytes) -> Any:
         raise _no_json(error) from error
     _check_depth(text)
     return value
+
+
+def parse_object(text: bytes) -> dict[str, Any]:
+    """Return the object that the body of a request is; raises as `parse`."""
+    content = parse(text)
+    if not isinstance(content, dict):
+        raise UsageError("the body must be a JSON object", code="bad_json")
+    return content
 
 
 def parse_exactly(text: bytes, float_of: Callable[[str], float] = float) -> Any:

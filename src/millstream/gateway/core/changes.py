@@ -19,7 +19,7 @@ from typing import Any, Final, Literal, NamedTuple
 import msgspec
 
 from millstream.documents.asked import PackedIds
-from millstream.documents.json_text import parse
+from millstream.documents.json_text import parse_object
 from millstream.documents.tokens import Vector, parse_token
 from millstream.errors import UsageError
 from millstream.gateway.core.api.coverage import Puller
@@ -145,9 +145,7 @@ def parse_large_changes(
     Raises:
         UsageError: as `parse_changes` and `parse_selector`; `bad_json`.
     """
-    body = parse(text)
-    if not isinstance(body, dict):
-        raise UsageError("the body must be a JSON object", code="bad_json")
+    body = parse_object(text)
     query = parse_changes(options, body, last_event_id)
     asked = query.filter
     if asked.kind == "selector":

@@ -16,7 +16,7 @@ from typing import Any, Final, NamedTuple
 
 import msgspec
 
-from millstream.documents.json_text import parse
+from millstream.documents.json_text import parse, parse_object
 from millstream.errors import UsageError
 from millstream.views.core.mango.finding import (
     Find,
@@ -107,10 +107,7 @@ def _made_of(text: bytes, has_fields: bool) -> tuple[Callable[[Any], bool], Sequ
 
 @lru_cache(maxsize=2)
 def _find_of(text: bytes) -> Find:
-    content = parse(text)
-    if not isinstance(content, dict):
-        raise UsageError("the body must be a JSON object", code="bad_json")
-    return parse_find(content)
+    return parse_find(parse_object(text))
 
 
 def judged_by(selector: LargeSelector, text: bytes) -> bytes | None:

@@ -27,7 +27,7 @@ from typing import Final
 import msgspec
 from aiohttp import web
 
-from millstream.documents.json_text import parse
+from millstream.documents.json_text import parse_object
 from millstream.documents.reading import Piece as TextPiece
 from millstream.documents.reading import Shown, pieces_of_text
 from millstream.documents.tokens import Vector
@@ -438,9 +438,7 @@ async def _asked(request: web.Request) -> ChangesQuery:
         if query.filter.kind != "selector":
             return query
         return replace(query, filter=query.filter._replace(text=text))
-    body = parse(text)
-    if not isinstance(body, dict):
-        raise UsageError("the body must be a JSON object", code="bad_json")
+    body = parse_object(text)
     return await understood(request, parse_changes, request.query, body, last_id)
 
 

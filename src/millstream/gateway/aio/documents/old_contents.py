@@ -12,6 +12,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import Final
 
+from millstream.documents.revisions import SIGNATURE_BYTES
 from millstream.documents.stored import EMPTY_BODY, Content, StoredDocument
 from millstream.gateway.aio.parsing import prepare
 from millstream.gateway.aio.room import hold
@@ -50,7 +51,8 @@ async def with_old(
         return document
     known, tree = document.contents, document.tree
     wanted = [rev for rev in dict.fromkeys(revs) if rev not in known and tree.contains(rev)]
-    if not wanted and not lists_all:
+    revisions = sum(len(one.signatures) for one in tree.branches) // SIGNATURE_BYTES
+    if not wanted and (not lists_all or len(known) == revisions):
         return document
     found = await documents.old(bucket, doc_id, wanted, lists_all=lists_all)
     hold(sum(one.frame_bytes for one, _ in found.documents))

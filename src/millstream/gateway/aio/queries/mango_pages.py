@@ -20,8 +20,7 @@ from typing import Any, Final
 
 from aiohttp import web
 
-from millstream.documents.json_text import parse
-from millstream.errors import UsageError
+from millstream.documents.json_text import parse_object
 from millstream.gateway.aio.answers import (
     DATABASE,
     DATABASE_PATH,
@@ -90,10 +89,7 @@ async def _asked(request: web.Request) -> tuple[bytes, list[Index]]:
 
 
 def _planned(text: bytes, indexes: Sequence[Index]) -> tuple[Find, Plan]:
-    content = parse(text)
-    if not isinstance(content, dict):
-        raise UsageError("the body must be a JSON object", code="bad_json")
-    find = parse_find(content)
+    find = parse_find(parse_object(text))
     return find, planned(find, indexes)
 
 

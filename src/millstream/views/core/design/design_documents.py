@@ -296,9 +296,9 @@ class ToldDesign(NamedTuple):
     has_views: bool
 
 
-def shared_text(body: bytes) -> bytes:
-    """Return a stored design document as other nodes are told it: see `read_design`."""
-    return msgspec.json.encode(read_design(body)) if _LARGE_NUMBER(body) else body
+def shared_text(body: bytes, content: Mapping[str, Any]) -> bytes:
+    """Return a stored design document as other nodes are told it, by what `read_design` read."""
+    return msgspec.json.encode(content) if _LARGE_NUMBER(body) else body
 
 
 def told_design(content: Mapping[str, Any]) -> ToldDesign:

@@ -41,7 +41,7 @@ def read_known(bucket: str, name: str, rev: str, body: bytes) -> KnownDesign:
     """Return what a design document says; arguments and errors as `read_code`."""
     content = read_design(body)
     told = told_design(content)
-    shared = shared_text(body)
+    shared = shared_text(body, content)
     return KnownDesign(
         read_code(bucket, name, rev, body, content), told,
         [] if told.views is None else indexes_of(name, content),

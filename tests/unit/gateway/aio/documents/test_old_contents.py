@@ -63,4 +63,6 @@ async def test_nobody_is_asked_for_what_is_there_or_for_nothing() -> None:
     assert await with_old(log, "b", "d", None, [rev(1)], lists_all=True) is None
     gone = StoredDocument(RevisionTree([]), {})
     assert await with_old(log, "b", "d", gone, [rev(1)], lists_all=True) is gone
+    whole = document(1)
+    assert await with_old(log, "b", "d", whole, [], lists_all=True) is whole, "it has no other"
     assert log.asked == []
