@@ -133,23 +133,26 @@ def planned_by(text: bytes, indexes: Sequence[Index]) -> tuple[Find, Plan]:
     Raises:
         UsageError: as `parse_find` and `plan_query`; `too_large`.
     """
+    find, plan = _bounded(text, indexes)
+    return find._replace(selector=Selector({}, bool), fields=(), paths=()), plan
+
+
+def _bounded(text: bytes, indexes: Sequence[Index]) -> tuple[Find, Plan]:
     find = _find_of(text)
     plan = planned(find, indexes)
-    found = find._replace(selector=Selector({}, bool), fields=(), paths=())
-    size = len(msgspec.json.encode([found.bookmark, found.after, plan.ranges]))
+    size = len(msgspec.json.encode([find.bookmark, find.after, plan.ranges]))
     if size > BOUNDS_BYTES_MAX:
         raise UsageError(
             f"bookmark and values to look for in the index have {size} bytes; at most "
             f"{BOUNDS_BYTES_MAX} are taken",
             code="too_large",
         )
-    return found, plan
+    return find, plan
 
 
 def explained_by(text: bytes, bucket: str, indexes: Sequence[Index]) -> bytes:
-    """Return the answer of `_explain` to a large body; raises as `planned_by`."""
-    find = _find_of(text)
-    return msgspec.json.encode(explained(bucket, find, planned(find, indexes)))
+    """Return the answer of `_explain` to a body; raises as `planned_by`."""
+    return msgspec.json.encode(explained(bucket, *_bounded(text, indexes)))
 
 
 class Selection:
