@@ -33,7 +33,7 @@ from millstream.views.core.mango.selectors import Selector, parse_selector
 
 __all__ = [
     "BOUNDS_BYTES_MAX", "FoundRow", "LargeSelector", "Selection", "explained_by", "judged",
-    "judged_by", "judged_large", "planned", "planned_by", "rows_in",
+    "judged_by", "judged_large", "pass_of", "planned", "planned_by", "rows_in",
 ]  # fmt: skip
 
 BOUNDS_BYTES_MAX: Final = 256 * 1024
@@ -117,6 +117,17 @@ def judged_by(selector: LargeSelector, text: bytes) -> bytes | None:
     """Do what `judged_large` does for a selector that is known by its text."""
     shown = judged(*_made_of(*selector), text)
     return b"" if shown is text else shown
+
+
+def pass_of(selector: LargeSelector | Any, documents: Sequence[Sequence[bytes]]) -> list[bool]:
+    """Return which documents match, in a helper process.
+
+    Args:
+        selector: known by its text, or its normal form.
+        documents: pieces of the text of each.
+    """
+    matches = _made_of(*selector)[0] if isinstance(selector, LargeSelector) else matcher(selector)
+    return [judged(matches, (), b"".join(pieces)) is not None for pieces in documents]
 
 
 def planned(find: Find, indexes: Sequence[Index]) -> Plan:
