@@ -5,7 +5,8 @@ here looks at a request as a whole, in a helper process if it is large, and retu
 values each.
 
 Invariants:
-1. A portion has at most `PORTION_BYTES_MAX`, or is about one document.
+1. A portion is about `TOGETHER_MAX` documents, so that they are read together from other nodes; or
+   about fewer, if it would be longer than `TOGETHER_BYTES_MAX`.
 2. What is returned needs no check of its form any more.
 
 Elsewhere: what else is asked of large texts (`documents.large_texts`), who gives others a turn
@@ -23,12 +24,18 @@ import msgspec
 
 from millstream.documents.json_text import parse
 from millstream.documents.large_texts import Slices
-from millstream.documents.portions import PORTION_BYTES_MAX
 from millstream.documents.revisions import checked_rev
 from millstream.errors import UsageError
 
-__all__ = ["DocumentsAsked", "PackedIds", "documents_asked", "revs_asked"]
+__all__ = [
+    "TOGETHER_BYTES_MAX", "TOGETHER_MAX", "DocumentsAsked", "PackedIds", "documents_asked",
+    "revs_asked",
+]  # fmt: skip
 
+TOGETHER_MAX: Final = 200
+"""Documents in one portion."""
+TOGETHER_BYTES_MAX: Final = 64 * 1024
+"""Bytes of a portion of several documents: a thousand revisions, which are decoded in a ms."""
 _encode: Final = msgspec.json.Encoder().encode
 _ENTRY: Final = ("id", "rev", "atts_since")
 _FLAGS: Final = ("revs", "latest", "attachments")
@@ -119,7 +126,7 @@ def _together(texts: Iterable[bytes]) -> Iterator[bytes]:
     """Yield texts with commas between them, some at a time."""
     some, size = list[bytes](), 0
     for text in texts:
-        if some and size + len(text) > PORTION_BYTES_MAX:
+        if len(some) == TOGETHER_MAX or (some and size + len(text) > TOGETHER_BYTES_MAX):
             yield b",".join(some)
             some, size = [], 0
         some.append(text)

@@ -9,8 +9,8 @@ loop: a second for a document of a million members.
 Invariants:
 1. At most `PROCESSES_MAX` processes run. They are started on demand; a call waits for one. A
    process ends when it has had nothing to do for `IDLE_S`, and when this process ends.
-2. Bytes of more than `BESIDE_BYTES_MIN` are sent and received as they are, and nothing is done
-   with them here while the lock is held.
+2. Bytes of more than `BESIDE_BYTES_MIN`, also a view of them, are sent as they are and received as
+   bytes, and nothing is done with them here while the lock is held.
 3. What a call raises in the process is raised here. A process that dies, is late or runs out of
    memory costs the call it was serving, and no other.
 4. Only functions of this package are called, with what it made: nothing is unpickled that comes
@@ -78,11 +78,11 @@ class _Ended(Exception):
 class _Pickler(pickle.Pickler):
     def __init__(self, file: io.BytesIO) -> None:
         super().__init__(file, protocol=pickle.HIGHEST_PROTOCOL)
-        self.parts: list[bytes] = []
+        self.parts: list[bytes | memoryview] = []
         self._numbers: dict[int, int] = {}
 
     def persistent_id(self, obj: Any) -> int | None:
-        if type(obj) is not bytes or len(obj) < BESIDE_BYTES_MIN:
+        if type(obj) not in (bytes, memoryview) or len(obj) < BESIDE_BYTES_MIN:
             return None
         number = self._numbers.setdefault(id(obj), len(self.parts))
         if number == len(self.parts):

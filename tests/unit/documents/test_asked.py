@@ -7,8 +7,13 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from millstream.documents.asked import PackedIds, documents_asked, revs_asked
-from millstream.documents.portions import PORTION_BYTES_MAX
+from millstream.documents.asked import (
+    TOGETHER_BYTES_MAX,
+    TOGETHER_MAX,
+    PackedIds,
+    documents_asked,
+    revs_asked,
+)
 from millstream.errors import UsageError
 
 REV = "1-" + "a" * 32
@@ -19,10 +24,17 @@ def test_revisions_come_in_portions_of_documents():
     found = revs_asked(json.dumps(asked).encode(), 3000, 5000)
     together = {}
     for text in found:
-        assert len(text) < PORTION_BYTES_MAX + 10 or list(json.loads(text)) == ["wide"]
+        assert len(text) < TOGETHER_BYTES_MAX + 10 or list(json.loads(text)) == ["wide"]
         together |= json.loads(text)
     assert together == asked
     assert not revs_asked(b"{}", 1, 1)
+
+
+@pytest.mark.parametrize("revs", [0, 1, 6])
+def test_a_portion_is_as_many_documents_as_are_read_together(revs):
+    asked = {f"{n}": [REV] * revs for n in range(TOGETHER_MAX * 5)}
+    found = revs_asked(json.dumps(asked).encode(), 3000, 5000)
+    assert [len(json.loads(text)) for text in found] == [TOGETHER_MAX] * 5
 
 
 @pytest.mark.parametrize(
@@ -46,7 +58,7 @@ def test_documents_come_in_portions():
     content = {"docs": docs + odd, "revs": True, "latest": "x", "other": False}
     found = documents_asked(json.dumps(content).encode(), 3000, 3)
     assert (found.flags, found.length) == ({"revs": True}, 2004)
-    assert all(len(text) < PORTION_BYTES_MAX + 10 for text in found.portions)
+    assert all(len(text) < TOGETHER_BYTES_MAX + 10 for text in found.portions)
     entries = [one for text in found.portions for one in json.loads(text)]
     assert entries[:2000] == [{"id": one["id"], "rev": REV} for one in docs]
     assert entries[2000:] == [

@@ -33,7 +33,7 @@ from millstream.views.core.mango.selectors import Selector, parse_selector
 
 __all__ = [
     "BOUNDS_BYTES_MAX", "FoundRow", "LargeSelector", "Selection", "explained_by", "judged",
-    "judged_by", "judged_large", "planned", "planned_by", "rows_in",
+    "judged_by", "judged_large", "pass_of", "planned", "planned_by", "rows_in",
 ]  # fmt: skip
 
 BOUNDS_BYTES_MAX: Final = 256 * 1024
@@ -116,6 +116,17 @@ def judged_by(selector: LargeSelector, text: bytes) -> bytes | None:
     return b"" if shown is text else shown
 
 
+def pass_of(selector: LargeSelector | Any, documents: Sequence[Sequence[bytes]]) -> list[bool]:
+    """Return which documents match, in a helper process.
+
+    Args:
+        selector: known by its text, or its normal form.
+        documents: pieces of the text of each.
+    """
+    matches = _made_of(*selector)[0] if isinstance(selector, LargeSelector) else matcher(selector)
+    return [judged(matches, (), b"".join(pieces)) is not None for pieces in documents]
+
+
 def planned(find: Find, indexes: Sequence[Index]) -> Plan:
     """Return how a query is served; raises as `plan_query`."""
     return plan_query(
@@ -130,23 +141,26 @@ def planned_by(text: bytes, indexes: Sequence[Index]) -> tuple[Find, Plan]:
     Raises:
         UsageError: as `parse_find` and `plan_query`; `too_large`.
     """
+    find, plan = _bounded(text, indexes)
+    return find._replace(selector=Selector({}, bool), fields=(), paths=()), plan
+
+
+def _bounded(text: bytes, indexes: Sequence[Index]) -> tuple[Find, Plan]:
     find = _find_of(text)
     plan = planned(find, indexes)
-    found = find._replace(selector=Selector({}, bool), fields=(), paths=())
-    size = len(msgspec.json.encode([found.bookmark, found.after, plan.ranges]))
+    size = len(msgspec.json.encode([find.bookmark, find.after, plan.ranges]))
     if size > BOUNDS_BYTES_MAX:
         raise UsageError(
             f"bookmark and values to look for in the index have {size} bytes; at most "
             f"{BOUNDS_BYTES_MAX} are taken",
             code="too_large",
         )
-    return found, plan
+    return find, plan
 
 
 def explained_by(text: bytes, bucket: str, indexes: Sequence[Index]) -> bytes:
-    """Return the answer of `_explain` to a large body; raises as `planned_by`."""
-    find = _find_of(text)
-    return msgspec.json.encode(explained(bucket, find, planned(find, indexes)))
+    """Return the answer of `_explain` to a body; raises as `planned_by`."""
+    return msgspec.json.encode(explained(bucket, *_bounded(text, indexes)))
 
 
 class Selection:

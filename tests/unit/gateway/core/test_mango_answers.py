@@ -123,6 +123,7 @@ def test_a_large_query_is_planned_and_judged_by_its_text():
     ],
 )
 def test_a_large_query_that_is_none_is_refused(text, code):
-    with pytest.raises(UsageError) as caught:
-        planned_by(text, [])
-    assert caught.value.code == code
+    for call in (planned_by, lambda text, indexes: explained_by(text, "b", indexes)):
+        with pytest.raises(UsageError) as caught:
+            call(text, [])
+        assert caught.value.code == code

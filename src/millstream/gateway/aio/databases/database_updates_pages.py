@@ -46,7 +46,11 @@ class NodeUpdates:
         self._looked_s = 0.0
 
     async def look(self, request: web.Request, *, age_s: float = 0.0) -> None:
-        """Look at the databases, unless somebody did so less than `age_s` ago."""
+        """Look at the databases, unless somebody did so less than `age_s` ago.
+
+        Raises:
+            UnavailableError: `buckets_unknown`: what is not known yet was not made just now.
+        """
         loop = asyncio.get_running_loop()
         asked_s = loop.time() - age_s
         async with self._turn:
@@ -54,6 +58,7 @@ class NodeUpdates:
                 return
             began_s = loop.time()
             host, turns = request.app[NODE_API], Turns()
+            host.check_buckets_known()
             found, unknown = dict[str, Seen](), set[str]()
             for one in host.bucket_statuses():
                 await turns.give()

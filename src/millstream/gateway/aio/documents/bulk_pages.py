@@ -73,16 +73,14 @@ from millstream.gateway.core.errors import body_of
 from millstream.gateway.core.multipart import end, missing_part
 
 __all__ = [
-    "BULK_BYTES_MAX", "READ_TOGETHER_MAX", "REVISIONS_ASKED_MAX",
-    "REVISIONS_OF_ONE_MAX", "REVISIONS_QUICK_MAX", "ROWS_ENCODED_MAX", "revs_by_id", "routes",
+    "BULK_BYTES_MAX", "REVISIONS_ASKED_MAX", "REVISIONS_OF_ONE_MAX", "REVISIONS_QUICK_MAX",
+    "ROWS_ENCODED_MAX", "revs_by_id", "routes",
 ]  # fmt: skip
 
 BULK_BYTES_MAX: Final = 128 * 1024 * 1024
 """Body of a request with many documents."""
 REVISIONS_ASKED_MAX: Final = 100_000
 """Documents in one `_bulk_docs`, `_bulk_get` or `_revs_diff`."""
-READ_TOGETHER_MAX: Final = 500
-"""Documents that are asked for at a time."""
 ROWS_ENCODED_MAX: Final = 1000
 """Rows of the answer to `_bulk_docs` that are encoded at a time."""
 REVISIONS_QUICK_MAX: Final = 128
@@ -308,13 +306,11 @@ async def _known(
 
     What is yielded can no longer be lost: replicators rely on it and do not look again.
     """
-    for begin in range(0, len(doc_ids), READ_TOGETHER_MAX):
-        asked = doc_ids[begin : begin + READ_TOGETHER_MAX]
-        legal = [_is_legal(doc_id) for doc_id in asked]
-        wanted = list(compress(asked, legal))
-        async with aclosing(documents.read_all(bucket, wanted, is_durable=True)) as found:
-            for doc_id, is_legal in zip(asked, legal, strict=True):
-                yield doc_id, await anext(found) if is_legal else None
+    legal = [_is_legal(doc_id) for doc_id in doc_ids]
+    wanted = list(compress(doc_ids, legal))
+    async with aclosing(documents.read_all(bucket, wanted, is_durable=True)) as found:
+        for doc_id, is_legal in zip(doc_ids, legal, strict=True):
+            yield doc_id, await anext(found) if is_legal else None
 
 
 def _is_legal(doc_id: str) -> bool:

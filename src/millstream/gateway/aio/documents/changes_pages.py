@@ -45,7 +45,7 @@ from millstream.gateway.aio.answers import (
 from millstream.gateway.aio.documents.documents_out import inline_pieces
 from millstream.gateway.aio.documents.writing import user_context
 from millstream.gateway.aio.parsing import SMALL_TEXT_BYTES, beside, prepare, understood
-from millstream.gateway.aio.queries.selecting import selected
+from millstream.gateway.aio.queries.selecting import which_pass
 from millstream.gateway.aio.room import hold_copies
 from millstream.gateway.aio.streaming import (
     WHOLE_BYTES_MAX,
@@ -86,8 +86,8 @@ DESCENDING_BYTES_MAX: Final = 32 * 1024 * 1024
 _PATH: Final = DATABASE_PATH + "/_changes"
 Told = Callable[[Vector], Awaitable[Sequence[Record]]]
 """Says what the database has of others, to who stands somewhere."""
-Passes = Callable[[Sequence[bytes]], Awaitable[Sequence[bool]]]
-"""Says which documents pass a filter, by their texts."""
+Passes = Callable[[Sequence[Sequence[TextPiece]]], Awaitable[Sequence[bool]]]
+"""Says which documents pass a filter, by the pieces of their texts."""
 TextOf = Callable[[ChangedDocument, Leaf], Awaitable[Sequence[TextPiece]]]
 """Makes the pieces of the text of a document whose attachments have to be read."""
 _HEARTBEATS: Final = {"eventsource": b"event: heartbeat\ndata: \n\n"}
@@ -195,8 +195,7 @@ class _Answer:
         passing = [one.leaves(all_docs=self._query.all_docs) for one in found]
         if self._passes is not None:
             pairs = zip(found, passing, strict=True)
-            pieces = [one.pieces(leaf) for one, those in pairs for leaf in those]
-            texts = [await joined(some, sum(map(len, some))) for some in pieces]
+            texts = [one.pieces(leaf) for one, those in pairs for leaf in those]
             verdicts = iter(await self._passes(texts) if texts else [])
             passing = [[leaf for leaf in those if next(verdicts)] for those in passing]
         if self._text_of is None:
@@ -217,6 +216,8 @@ class _Answer:
             return
         async with aclosing(self._walk.pieces()) as pieces:
             async for snapshot, frames, covered in pieces:
+                if len(frames) > 1:
+                    await asyncio.sleep(0)  # to read them took as long as a step
                 while len(frames) > self._step_rows:
                     step, frames = frames[: self._step_rows], frames[self._step_rows :]
                     yield Piece(snapshot, step, seqno_of(step[-1]))
@@ -392,7 +393,7 @@ def _texts_of(request: web.Request, bucket: str, query: ChangesQuery) -> TextOf 
 
 
 def _filter_of(request: web.Request, bucket: str, asked: FilterAsked) -> Passes | None:
-    """Return who says which documents pass, by their texts; None: what they hold is no matter."""
+    """Return who says which documents pass, None: what they hold is no matter."""
     functions = request.app[NODE_API].functions
     if asked.kind == "selector":
         selector = (
@@ -400,18 +401,14 @@ def _filter_of(request: web.Request, bucket: str, asked: FilterAsked) -> Passes 
             if asked.text
             else parse_selector(asked.selector)
         )
-
-        async def match(texts: Sequence[bytes]) -> list[bool]:
-            turns = Turns()
-            found = []
-            for text in texts:
-                await turns.give()
-                found.append(await selected(selector, (), text) is not None)
-            return found
-
-        return match
+        return partial(which_pass, selector)
     if asked.kind == "view":
-        return partial(functions.filter_by_view, bucket, asked.design, asked.name)
+
+        async def emits(documents: Sequence[Sequence[TextPiece]]) -> list[bool]:
+            texts = await _whole(documents)
+            return await functions.filter_by_view(bucket, asked.design, asked.name, texts)
+
+        return emits
     if asked.kind == "function":
         seen = {
             "method": request.method,
@@ -422,11 +419,16 @@ def _filter_of(request: web.Request, bucket: str, asked: FilterAsked) -> Passes 
         }
         shown = msgspec.json.encode(seen)
 
-        async def ask(texts: Sequence[bytes]) -> list[bool]:
+        async def ask(documents: Sequence[Sequence[TextPiece]]) -> list[bool]:
+            texts = await _whole(documents)
             return await functions.filter(bucket, asked.design, asked.name, texts, shown)
 
         return ask
     return None
+
+
+async def _whole(documents: Sequence[Sequence[TextPiece]]) -> list[bytes]:
+    return [await joined(pieces, sum(map(len, pieces))) for pieces in documents]
 
 
 async def _asked(request: web.Request) -> ChangesQuery:

@@ -9,7 +9,8 @@ Invariants:
 1. Only administrators are told of users and change them.
 2. What is not here answers 404 in words by which SDKs that can tell know that the feature is not
    available. They are other words than those about an unknown user or group.
-3. The attachments of the document `rbac` in a bucket `settings` stay what they are.
+3. The attachments of the document `rbac` in a bucket `settings` stay what they are. A node that
+   does not know its buckets yet answers 503 `buckets_unknown`.
 
 Elsewhere: the form of users (`gateway.core.pool_users`), the record (`access.users`), our own
 pages about it (`gateway.aio.node.user_pages`).
@@ -107,6 +108,7 @@ def _for_administrators(page: _Page) -> _Page:
         api = request.app[NODE_API]
         if any(status.name == "settings" for status in api.bucket_statuses()):
             return await answer_attachment(request, "settings", "rbac")
+        api.check_buckets_known()
         require(request, "admin")
         return await page(request)
 

@@ -125,6 +125,7 @@ async def test_databases_that_the_cluster_has_yet_to_tell_are_not_shown_as_missi
     open_node.unknown = UnavailableError("not read yet", code="buckets_unknown")
     for path in (
         "/_all_dbs",
+        "/_db_updates",
         "/_millstream/buckets",
         "/_millstream/buckets/new",
         "/pools/default/buckets",

@@ -6,6 +6,8 @@ from typing import Any
 
 import pytest
 
+from millstream.errors import UnavailableError
+
 PATH = "/settings/rbac"
 PLACES = ("users", "users/local", "users/local/bob", "users/external", "roles", "groups", "x/y")
 
@@ -125,3 +127,14 @@ async def test_attachments_in_a_bucket_of_this_name_stay_what_they_are(
     assert (await client.post(f"{PATH}/users")).status == 405
     gone = await client.delete(f"{PATH}/users", params={"rev": put["rev"]})
     assert gone.status == 200
+
+
+async def test_a_bucket_of_this_name_may_be_unknown_yet(
+    guarded: Any, body: Any, ada: Any, guarded_node: Any
+) -> None:
+    guarded_node.unknown = UnavailableError("not read yet", code="buckets_unknown")
+    form = {"password": "a password", "roles": "admin"}
+    for method, place in (("PUT", "users/local/fay"), ("GET", "users"), ("POST", "x")):
+        told = await guarded.request(method, f"{PATH}/{place}", data=form, headers=ada)
+        assert (await body(told, 503))["error"] == "buckets_unknown"
+    assert guarded_node.users.get("fay") is None
