@@ -12,7 +12,6 @@ import pytest
 from pyspark.errors import StreamingQueryException
 
 from millstream.pipelines.change_stream.offsets import OffsetEntry
-from millstream.pipelines.change_stream.options import ROW_BYTES_ESTIMATE
 from millstream.pipelines.checkpoints import read_checkpoint, reset_checkpoint
 from millstream.pipelines.runs import lag_of_report
 from support.node.node_process import NodeProcess
@@ -63,9 +62,44 @@ def test_batches_keep_to_the_limit(spark: Any, bucket: BucketUnderTest, tmp_path
     state.run_to_end(frame, tmp_path / "checkpoint")
     sizes = [len([row for row in rows if row.op == "put"]) for _, rows in state.batches]
     assert sum(sizes) == 5_000
-    assert max(sizes) <= 2_000
-    assert len([size for size in sizes if size]) >= 3
+    assert max(sizes) <= 1_000
+    assert len([size for size in sizes if size]) <= 6
     assert len(state.live()) == 5_000
+
+
+@pytest.mark.parametrize("is_on_disk", [False, True])
+def test_superseded_changes_fill_no_batches(
+    spark: Any, own_node: Callable[..., NodeProcess], tmp_path: Path, is_on_disk: bool
+) -> None:
+    """Loaded four times, caught up in batches that are as full as those of one load."""
+    node = own_node("--bucket", "twice:4")
+    bucket = BucketUnderTest(node.ready["kv"], "twice")
+    for turn in range(4):
+        bucket.write({f"k{n}": b"%d" % turn for n in range(2_000)})
+    if is_on_disk:
+        node.stop()
+        node.start()
+    state = KeyedState()
+    state.run_to_end(bucket.stream(spark, maxRowsPerBatch=500), tmp_path / "checkpoint")
+    sizes = [sum(row.op == "put" for row in rows) for _, rows in state.batches]
+    assert sum(sizes) == 2_000
+    assert max(sizes) <= 500
+    assert len(sizes) <= 6  # the last one closes the snapshots
+    assert len(state.live()) == 2_000
+
+
+def test_batches_keep_to_bytes(spark: Any, bucket: BucketUnderTest, tmp_path: Path) -> None:
+    large = {f"large{n}": bytes(400_000) for n in range(3)}
+    bucket.write({f"k{n}": bytes(10_000) for n in range(100)} | large)
+    state = KeyedState()
+    frame = bucket.stream(spark, maxBytesPerBatch=300_000)
+    state.run_to_end(frame, tmp_path / "checkpoint")
+    batches = [[row for row in rows if row.op == "put"] for _, rows in state.batches]
+    sizes = [sum(len(row.value) for row in rows) for rows in batches]
+    assert sum(sizes) == 100 * 10_000 + 3 * 400_000
+    alone = [rows for rows, size in zip(batches, sizes, strict=True) if size > 300_000]
+    assert [len(rows) for rows in alone] == [1, 1, 1]
+    assert len(batches) <= 10
 
 
 def test_a_query_follows_and_goes_on_from_its_checkpoint(
@@ -100,10 +134,9 @@ def test_a_checkpoint_is_read_reset_and_its_lag_told(
     def sizes() -> list[int]:
         return [sum(row.op == "put" for row in rows) for _, rows in state.batches]
 
-    in_bytes = bucket.stream(spark, maxBytesPerBatch=300 * ROW_BYTES_ESTIMATE)
-    first = state.run_to_end(in_bytes, checkpoint)
+    first = state.run_to_end(bucket.stream(spark, maxRowsPerBatch=400), checkpoint)
     assert sum(sizes()) == 1_000
-    assert 300 < max(sizes()) <= 600  # twice what was wanted
+    assert 300 < max(sizes()) <= 400
     reports = [report for report in first.recentProgress if report["numInputRows"]]
     lags = [sum((lag_of_report(report) or {}).values()) for report in reports]
     assert lags[0] > 400

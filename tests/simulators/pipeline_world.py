@@ -236,8 +236,15 @@ class World:
         again = {p for p, read in ranges.items() if read and read.begin < self.committed[p].seqno}
         if again and not self.repairs:
             return  # what goes back is read again as a whole
-        rows = sum(read.row_count_max for read in ranges.values() if read is not None)
-        assert rows <= max(2 * rows_max, rows_max + len(end))
+        rows = sum(self.row_count(read) for read in ranges.values() if read is not None)
+        assert rows <= rows_max
+
+    def row_count(self, read: RangeRead) -> int:
+        """How many change rows a reader gets of a range."""
+        part = self.node.partitions[read.partition_id]
+        if read.lease_id not in part.leases:
+            return 0  # it goes by what it could know
+        return len(part.frames(read.begin, read.end, part.leases[read.lease_id][0]))
 
     def check_goes_on(self, p: int, entry: OffsetEntry) -> None:
         """A finished run is gone on from, unless a fail-over or a purge forbids it."""

@@ -7,7 +7,8 @@ Layouts, all big-endian:
     BRANCH_LOG 0x7a     partition in the header; reply {uuid u64, seqno u64, branch u64}*
     LEASE 0x6c          extras {op u8, id u64, seconds u16}, value {partition u16, seqno u64}*;
                         reply extras {id u64, seconds u16},
-                        value {partition u16, at u64, uuid u64, branch u64, purge u64}*
+                        value {partition u16, at u64, uuid u64, branch u64, purge u64}*;
+                        to measure one: `client.measuring`
     GET_VERSIONED 0x6d  key; reply extras {flags u32, uuid u64, branch u64, seqno u64, rev u64,
                         expiry u32, deleted u8}, CAS in the header, value
 
@@ -81,6 +82,7 @@ class LeaseOp(IntEnum):
     OPEN = 1
     RENEW = 2
     RELEASE = 3
+    MEASURE = 4
 
 
 class LeaseHold(NamedTuple):

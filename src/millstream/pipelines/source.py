@@ -44,11 +44,7 @@ from millstream.errors import UsageError
 from millstream.pipelines.change_stream.batch_plan import plan_batch
 from millstream.pipelines.change_stream.meta_source import MetaDataSource
 from millstream.pipelines.change_stream.offsets import offset_from_json
-from millstream.pipelines.change_stream.options import (
-    ROW_BYTES_ESTIMATE,
-    SourceOptions,
-    parse_options,
-)
+from millstream.pipelines.change_stream.options import SourceOptions, parse_options
 from millstream.pipelines.change_stream.pushdown import Pushed, push
 from millstream.pipelines.change_stream.query import Query
 from millstream.pipelines.change_stream.ranges import RangeRead, ranges_between, spread
@@ -194,9 +190,11 @@ class MillstreamStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow
         return type(self), (self._options, self._form)
 
     def getDefaultReadLimit(self) -> ReadLimit:
-        """Return the limit that the options set."""
-        rows_max = self._options.rows_wanted()
-        return ReadAllAvailable() if rows_max is None else ReadMaxRows(rows_max)
+        """Return the limit that the options set; with both, `latestOffset` keeps the other too."""
+        rows_max, bytes_max = self._options.rows_max, self._options.bytes_max
+        if rows_max is not None:
+            return ReadMaxRows(rows_max)
+        return ReadAllAvailable() if bytes_max is None else ReadMaxBytes(bytes_max)
 
     def prepareForTriggerAvailableNow(self) -> None:
         """Take the present end of every partition as the goal of this run."""
@@ -208,7 +206,7 @@ class MillstreamStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow
 
     def latestOffset(self, start: dict[str, Any], limit: ReadLimit) -> dict[str, Any]:
         """Return where the next batch ends; `start` itself if nothing is new."""
-        return self._running().latest_offset(start, _rows_of(limit))
+        return self._running().latest_offset(start, *_limits(limit, self._options))
 
     def reportLatestOffset(self) -> dict[str, Any] | None:
         """Return the end of every partition, for the lag that the progress shows."""
@@ -243,9 +241,10 @@ def _form(options: SourceOptions, schema: StructType) -> RowForm:
     return row_form(schema, has_values=options.has_values, has_meta=options.has_meta)
 
 
-def _rows_of(limit: ReadLimit) -> int | None:
+def _limits(limit: ReadLimit, options: SourceOptions) -> tuple[int | None, int | None]:
+    """Return the rows and bytes of a batch; a limit of Spark's stands in for that option."""
     if isinstance(limit, ReadMaxRows):
-        return max(1, limit.max_rows)
+        return max(1, limit.max_rows), options.bytes_max
     if isinstance(limit, ReadMaxBytes):
-        return max(1, limit.max_bytes // ROW_BYTES_ESTIMATE)
-    return None
+        return options.rows_max, max(1, limit.max_bytes)
+    return None, None

@@ -13,6 +13,7 @@ from millstream.kv.core.queue.log_reader import Fetched
 from millstream.kv.core.queue.mutation_queue import Entry
 from millstream.model.position import FailoverEntry
 from millstream.model.sides import side_of, split
+from millstream.storage.core.segment_files import Sizes
 from millstream.storage.core.store import FlushBatch
 from millstream.wire.frames import change_of, described, seqno_of
 
@@ -97,6 +98,12 @@ class LogDouble:
             frame = described(item[0], *split(item[2])) if is_described else item[0]
             yield [frame] if seqno not in gone else [], seqno
         yield [], upto
+
+    def sizes(
+        self, partition_id: int, after: int, upto: int, at: int, superseded: set[int]
+    ) -> Iterator[Sizes]:
+        for frames, last in self.backfill(partition_id, after, upto, at, superseded):
+            yield [seqno_of(frame) for frame in frames], list(map(len, frames)), last
 
     def newest_mark(self, partition_id: int, seqno: int) -> int:
         readable = [mark for mark in self.marks if self.history_seqno <= mark <= seqno]

@@ -8,15 +8,20 @@ gives each change a number of its own: what a reader was given can be compared w
 from __future__ import annotations
 
 import itertools
+import struct
 from collections.abc import Iterator, Mapping, Sequence
 from typing import NamedTuple, Self
 
 from millstream.client.bulk import Range
 from millstream.client.extensions import DURABLE_MARK, LeaseHold, PartitionPosition
+from millstream.client.measuring import Piece
 from millstream.errors import RollbackRequiredError, StreamError
 from millstream.model.partitions import PartitionState
 from millstream.model.position import FailoverEntry, FailoverLog, rollback_seqno, with_new_entry
 from millstream.wire.frames import change_of, deletion, mutation, snapshot_marker
+from millstream.wire.mcbp import Packet, cut_packets, response
+
+ROW_BYTES = 100
 
 
 class Made(NamedTuple):
@@ -101,6 +106,7 @@ class FalseNode:
     def __init__(self, partition_count: int, *, is_durable_only: bool = False) -> None:
         self.is_durable_only = is_durable_only
         self._numbers = itertools.count(1)
+        self.measured = 0
         branches = itertools.count(1)
         self.partitions = {p: FalsePartition(p, branches) for p in range(partition_count)}
 
@@ -134,6 +140,25 @@ class FalseNode:
         assert partition_ids
         for p in partition_ids:
             self.partitions[p].leases.pop(lease_id, None)
+
+    def measure_lease(
+        self, lease_id: int, after: Mapping[int, int], rows_max: int, bytes_max: int
+    ) -> dict[int, list[Piece]]:
+        """The rows a reader gets, `ROW_BYTES` each; a lost lease is left out."""
+        assert after
+        self.measured += 1
+        found: dict[int, list[Piece]] = {}
+        for p, begin in after.items():
+            part = self.partitions[p]
+            if lease_id in part.leases:
+                at = part.leases[lease_id][0]
+                rows = sorted(n for n, _ in part.newest(at).values() if begin < n)
+                count = max(1, min(rows_max, bytes_max // ROW_BYTES))
+                cut = [rows[i : i + count] for i in range(0, len(rows), count)]
+                found[p] = [Piece(c[-1], len(c), ROW_BYTES * len(c)) for c in cut]
+                last = found[p].pop() if found[p] else Piece(at, 0, 0)
+                found[p].append(last._replace(end=at))
+        return found
 
     def _position(self, part: FalsePartition) -> PartitionPosition:
         newest, high = part.failover_log[0], part.high_seqno
@@ -248,6 +273,29 @@ class FalseClient:
         self._called("positions")
         found = self._node.positions()
         return [found[p] for p in (found if partition_ids is None else partition_ids)]
+
+    @property
+    def router(self) -> FalseClient:
+        return self
+
+    def groups(self, partition_ids: Sequence[int]) -> dict[str, list[int]]:
+        return {"here": list(partition_ids)}
+
+    def connection_to(self, node: str) -> FalseClient:
+        return self
+
+    address = "here"
+
+    def request(self, opcode: int, *, extras: bytes, value: bytes) -> Packet:
+        """Measure a lease: all that a client asks for without a method of its own."""
+        self._called("measure_lease")
+        _, lease_id, _ = struct.unpack(">BQH", extras)
+        rows_max, bytes_max = struct.unpack_from(">QQ", value)
+        after = dict(struct.iter_unpack(">HQ", value[16:]))
+        found = self._node.measure_lease(lease_id, after, rows_max, bytes_max)
+        items = (struct.pack(">HQQQ", p, *piece) for p, cut in found.items() for piece in cut)
+        (packet,), _ = cut_packets(response(opcode, 0, 0, value=b"".join(items)), 2**20)
+        return packet
 
     def branch_log(self, partition_id: int) -> FailoverLog:
         self._called("branch_log")

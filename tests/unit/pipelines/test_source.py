@@ -28,7 +28,7 @@ from millstream.pipelines.source import (
     MillstreamStreamReader,
 )
 from pyspark_millstream import DefaultSource
-from support.pipelines.node_double import FalseClient, FalseNode, FalseRanges
+from support.pipelines.node_double import ROW_BYTES, FalseClient, FalseNode, FalseRanges
 
 SCHEMA = StructType([StructField("op", StringType()), StructField("key", StringType())])
 
@@ -142,10 +142,11 @@ def test_the_limit_that_spark_gives_counts(node: FalseNode) -> None:
         return sum(entry[1] for entry in entries)
 
     assert moved(ReadAllAvailable()) == 12
-    assert moved(ReadMaxBytes(6 * 1024)) == 12
-    assert moved(ReadMaxBytes(5 * 1024)) == 3
-    assert moved(ReadMaxRows(1)) == 3
+    assert moved(ReadMaxBytes(12 * ROW_BYTES)) == 1  # the option counts, too
+    assert moved(ReadMaxRows(3)) == 3
     assert data_source().streamReader(SCHEMA).getDefaultReadLimit() == ReadAllAvailable()
+    in_bytes = data_source(maxBytesPerBatch="600").streamReader(SCHEMA)
+    assert in_bytes.getDefaultReadLimit() == ReadMaxBytes(600)
     reader.stop()
 
 

@@ -30,6 +30,7 @@ from millstream.kv.core.queue.log_reader import Fetched
 from millstream.kv.core.queue.mutation_queue import Entry
 from millstream.model.sides import side_of
 from millstream.storage.core.by_id import ByIdValue
+from millstream.storage.core.segment_files import Sizes
 from millstream.storage.core.store import LogStore, StoredChange
 
 __all__ = [
@@ -279,6 +280,15 @@ class StoreReader:
                 yield frames, last
         if last < upto:
             yield [], upto
+
+    def sizes(
+        self, partition_id: int, after: int, upto: int, at: int, superseded: set[int]
+    ) -> Iterator[Sizes]:
+        """Yield the sizes of the same records, without descriptions. Blocks."""
+        with telling_of_damage(self._on_corrupt):
+            skip = self._store.superseded(partition_id, after, at) | superseded
+            yield from self._store.sizes(partition_id, after, upto, skip)
+        yield (), (), upto
 
     def newest_mark(self, partition_id: int, seqno: int) -> int:
         """Return the newest mark at or below `seqno` that can be read as of; 0 if none."""

@@ -15,7 +15,7 @@ import asyncio
 import logging
 import os
 import time
-from collections.abc import Awaitable, Callable, Coroutine, Mapping
+from collections.abc import Awaitable, Callable, Coroutine, Mapping, Sequence
 from functools import partial
 from typing import TYPE_CHECKING, Any, Final
 from weakref import WeakKeyDictionary
@@ -28,9 +28,11 @@ from millstream.errors import (
 )
 from millstream.kv.aio.connection import COMMANDS, KvConnection, Streamer
 from millstream.kv.aio.map_notices import MapNotices
+from millstream.kv.aio.measuring import Asked, measure
 from millstream.kv.aio.pushed_streams import FeedSession
 from millstream.kv.core.bucket import Bucket
 from millstream.kv.core.copies.cluster_config import cluster_config
+from millstream.kv.core.measuring import Piece
 from millstream.kv.core.partition.blobs import BlobPiece
 from millstream.kv.core.session.handshake import VERSION
 from millstream.kv.core.session.host import StreamPort
@@ -95,6 +97,7 @@ class KvServer:
         self._configs = WeakKeyDictionary[Bucket, tuple[int, bytes]]()
         """Maps as last sent, with their revisions."""
         self._checks: set[asyncio.Task[None]] = set()
+        self._measuring = asyncio.Semaphore(1)
         self.loop = asyncio.get_running_loop()
         self.guests = guests or Guests(lambda: not users.is_empty, self.loop)
         self.shares = shares or LoopShares(self.loop)
@@ -217,18 +220,18 @@ class KvServer:
     async def _change(
         self,
         connection: KvConnection,
-        work: Awaitable[int | None],
+        work: Awaitable[Any],
         what: str,
         done: Callable[[Any], None],
         failure: Status = Status.ETMPFAIL,
     ) -> None:
-        """Give what a change returns, or the status that refuses it, to `done`."""
+        """Give what the work returns, or the status that refuses it, to `done`."""
         try:
-            done_upto = await work
-            found: int | Status = Status.SUCCESS if done_upto is None else done_upto
+            result = await work
+            found: Any = Status.SUCCESS if result is None else result
         except UsageError:
             found = Status.EINVAL
-        except MillstreamError as error:
+        except (MillstreamError, OSError) as error:
             _LOG.error("%s: %s", what, error)
             found = failure
         if connection in self.connections:
@@ -279,6 +282,18 @@ class KvServer:
         what = f"an attachment from {session.peer}"
         work = self._change(connection, take, what, done, failure=Status.ENOMEM)
         self._start(work, "kv put blob")
+
+    def measure(
+        self,
+        session: KvSession,
+        asked: Sequence[Asked],
+        limits: tuple[int, int, int],
+        done: Callable[[Mapping[int, Sequence[Piece]] | Status], None],
+    ) -> None:
+        """Measure what a lease shows; the connection's requests wait meanwhile."""
+        connection = next(c for c in self.connections if c.session is session)
+        work = measure(asked, limits, self._measuring)
+        self._start(self._change(connection, work, "measuring a lease", done), "kv measure")
 
     def wipe(self, session: KvSession, at_ns: int, done: Callable[[], None]) -> None:
         """Delete all documents of the session's bucket; its requests wait meanwhile."""

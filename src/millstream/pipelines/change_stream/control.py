@@ -21,6 +21,7 @@ from typing import Final, TypeVar
 
 from millstream.client.extensions import DURABLE_MARK, LeaseHold, PartitionPosition
 from millstream.client.kv import Client, connect
+from millstream.client.measuring import Piece, measure_lease
 from millstream.errors import (
     AccessError,
     MillstreamError,
@@ -225,6 +226,14 @@ class NodeControl:
     def release_lease(self, lease_id: int, partition_ids: Sequence[int]) -> None:
         """Give up a lease on partitions."""
         self._ask(lambda client: client.release_lease(lease_id, partition_ids))
+
+    def measure_lease(
+        self, lease_id: int, after: Mapping[int, int], rows_max: int, bytes_max: int
+    ) -> Mapping[int, Sequence[Piece]]:
+        """Return the pieces of what a lease shows above seqnos; see `client.measuring`."""
+        return self._ask(
+            lambda client: measure_lease(client, lease_id, after, rows_max, bytes_max)
+        )
 
     def let_go(self, lease_id: int, partition_ids: Sequence[int]) -> None:
         """Give up a lease as far as nodes answer; it ends by itself."""

@@ -33,7 +33,6 @@ from millstream.pipelines.change_stream.patience import RECONNECT_S_DEFAULT
 __all__ = [
     "CONNECTION_OPTIONS",
     "OPTIONS",
-    "ROW_BYTES_ESTIMATE",
     "Edge",
     "SourceOptions",
     "parse_options",
@@ -42,8 +41,6 @@ __all__ = [
 
 POLL_MS_MAX: Final = 60_000
 TASKS_MAX: Final = 4_096
-ROW_BYTES_ESTIMATE: Final = 1_024
-"""Assumed size of a change for `maxBytesPerBatch`; the real size is known after reading."""
 
 _UNITS: Final = {"ms": 0.001, "s": 1.0, "m": 60.0, "min": 60.0, "h": 3_600.0, "d": 86_400.0}
 
@@ -72,8 +69,11 @@ OPTIONS: Final = (
     _Option("endingOffsets", "batch reads only: latest, or an offset as JSON", "latest"),
     _Option("partitions", "partitions to read, such as 0-15,40; default all"),
     _Option("numPartitions", "Spark tasks for one batch; default the driver's processors"),
-    _Option("maxRowsPerBatch", "streams only: changes wanted in one batch; default all"),
-    _Option("maxBytesPerBatch", f"as maxRowsPerBatch, at {ROW_BYTES_ESTIMATE} bytes a change"),
+    _Option("maxRowsPerBatch", "streams only: most changes in one batch; default all"),
+    _Option(
+        "maxBytesPerBatch",
+        "streams only: most bytes of changes in one batch, or one larger change; default all",
+    ),
     _Option("pollMs", "streams only: how long an idle query waits for a change", "200"),
     _Option("noValue", "true: the column value is null and values are not sent", "false"),
     _Option("meta", "true: the column meta holds lineage and sidecar of each change", "false"),
@@ -136,13 +136,6 @@ class SourceOptions:
         return (
             ssl.create_default_context(cadata=self.tls_authority) if self.tls_authority else None
         )
-
-    def rows_wanted(self) -> int | None:
-        """Return the smaller of the two limits on a batch, in changes; None for no limit."""
-        limits = [] if self.rows_max is None else [self.rows_max]
-        if self.bytes_max is not None:
-            limits.append(max(1, self.bytes_max // ROW_BYTES_ESTIMATE))
-        return min(limits, default=None)
 
 
 def parse_options(

@@ -20,7 +20,8 @@ Invariants:
 7. With "available now" each partition has a leased goal, taken at the start, and is done when it
    is closed there.
 
-Elsewhere: the form of offsets (`offsets`), what a range holds (`ranges`), sockets (`control`).
+Elsewhere: limits of a batch (`batch_sizes`), the form of offsets (`offsets`), what a range holds
+(`ranges`), sockets (`control`).
 """
 
 from __future__ import annotations
@@ -29,12 +30,14 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import NamedTuple, Protocol
 
 from millstream.client.extensions import LeaseHold, PartitionPosition
+from millstream.client.measuring import Piece
 from millstream.errors import MillstreamError, RollbackRequiredError, UnavailableError
 from millstream.model.partitions import PartitionState
 from millstream.model.position import FailoverLog, Position, entry_below, rollback_seqno
+from millstream.pipelines.change_stream.batch_sizes import BatchSizes, Limits
 from millstream.pipelines.change_stream.offsets import OffsetEntry
 
-__all__ = ["Planner", "PlanningSource", "closed_entry", "share_rows"]
+__all__ = ["Planner", "PlanningSource", "closed_entry"]
 
 Entries = Mapping[int, OffsetEntry]
 
@@ -59,6 +62,11 @@ class PlanningSource(Protocol):
 
     def release_lease(self, lease_id: int, partition_ids: Sequence[int]) -> None:
         """Give up a lease on partitions (not none); one that is not held is no error."""
+
+    def measure_lease(
+        self, lease_id: int, after: Mapping[int, int], rows_max: int, bytes_max: int
+    ) -> Mapping[int, Sequence[Piece]]:
+        """Return the pieces of what a lease shows above seqnos; see `client.measuring`."""
 
 
 class _Next(NamedTuple):
@@ -105,23 +113,6 @@ def closed_entry(log: FailoverLog, seqno: int, branch: int) -> OffsetEntry:
     return OffsetEntry(entry_below(log, seqno).uuid, seqno, seqno, seqno, branch)
 
 
-def share_rows(lags: Mapping[int, int], rows_max: int | None) -> dict[int, int]:
-    """Share a batch over partitions by lag.
-
-    Args:
-        lags: seqnos left in the snapshot of each partition that can move, each at least 1.
-        rows_max: rows wanted in the batch; None for all there are.
-
-    Returns:
-        How far each may go: to its snapshot end while that keeps the batch within twice
-        `rows_max`, else by its share, at least 1.
-    """
-    total = sum(lags.values())
-    if rows_max is None or total <= 2 * rows_max:
-        return dict(lags)
-    return {p: max(1, rows_max * lag // total) for p, lag in lags.items()}
-
-
 class Planner:
     """The planner of one query; lives as long as the query's source process.
 
@@ -144,6 +135,7 @@ class Planner:
         self._bucket = bucket
         self._repairs = repairs
         self._is_durable_only = is_durable_only
+        self._sizes = BatchSizes(source.measure_lease)
         self._logs: dict[int, FailoverLog] = {}
         self._goals: dict[int, LeaseHold | None] | None = None
         self._done: set[int] = set()
@@ -168,12 +160,15 @@ class Planner:
         in_use += [(e.lease_id, p) for p, e in self._planned.items() if e.lease_id is not None]
         return _by_lease(in_use)
 
-    def plan(self, start: Entries, rows_max: int | None) -> dict[int, OffsetEntry]:
+    def plan(
+        self, start: Entries, rows_max: int | None, bytes_max: int | None = None
+    ) -> dict[int, OffsetEntry]:
         """Return the offset that the next batch reads up to; equal to `start` if nothing is new.
 
         Args:
             start: the newest logged offset.
-            rows_max: see `share_rows`.
+            rows_max: rows in the batch, None for no limit; see `batch_sizes`.
+            bytes_max: their bytes, as the nodes store them.
 
         Raises:
             RollbackRequiredError: invariant 5.
@@ -181,13 +176,13 @@ class Planner:
         """
         self._release_left(start)
         try:
-            self._planned = self._next(start, rows_max)
+            self._planned = self._next(start, Limits(rows_max, bytes_max))
         except MillstreamError:
             self._left = []  # what `start` still names: the next call judges it again
             raise
         return self._planned
 
-    def _next(self, start: Entries, rows_max: int | None) -> dict[int, OffsetEntry]:
+    def _next(self, start: Entries, limits: Limits) -> dict[int, OffsetEntry]:
         positions = self._source.positions()
         held = self._held(start, positions)
         end = {p: start.get(p, OffsetEntry()) for p in sorted({*start, *positions})}
@@ -207,10 +202,10 @@ class Planner:
                 if following is not None:
                     leaving.append(following)
         self._leave(leaving, end, moving)
-        shares = share_rows({p: e.snap_end - e.seqno for p, e in moving.items()}, rows_max)
+        ends = self._sizes.ends(moving, limits)
         for p, entry in moving.items():
             delivered = 0 if self._repairs or p not in start else start[p].seqno
-            end[p] = entry._replace(seqno=max(entry.seqno + shares[p], delivered))
+            end[p] = entry._replace(seqno=max(ends.get(p, entry.seqno), delivered))
         return end
 
     def _held(

@@ -99,7 +99,9 @@ class Query:
         self._first = self._form(self._until_answered(self._present) or {})
         return self._first
 
-    def latest_offset(self, start: dict[str, Any], rows_max: int | None) -> dict[str, Any]:
+    def latest_offset(
+        self, start: dict[str, Any], rows_max: int | None, bytes_max: int | None = None
+    ) -> dict[str, Any]:
         """Return where the next batch ends; `start` itself if nothing is new in time.
 
         Raises:
@@ -116,7 +118,7 @@ class Query:
         offset = offset._replace(key_prefix=self._options.key_prefix)
         deadline = time.monotonic() + self._options.poll_ms / 1000
         while True:
-            end = self._planned(offset, rows_max)
+            end = self._planned(offset, rows_max, bytes_max)
             if end is None:
                 return self._form(offset.entries) | {"waits": start.get("waits", 0) + 1}
             is_over = self._planner.is_available_now or time.monotonic() >= deadline
@@ -124,11 +126,13 @@ class Query:
                 return start if end == offset else self._form(end.entries)
             time.sleep(POLL_PAUSE_S)
 
-    def _planned(self, offset: Offset, rows_max: int | None) -> Offset | None:
+    def _planned(
+        self, offset: Offset, rows_max: int | None, bytes_max: int | None
+    ) -> Offset | None:
         """Return the next offset; None if nodes do not answer (invariant 4)."""
 
         def plan() -> Offset:
-            return offset._replace(entries=self._planner.plan(offset.entries, rows_max))
+            return offset._replace(entries=self._planner.plan(offset.entries, rows_max, bytes_max))
 
         until_s = time.monotonic() + WAIT_STEP_S
         may_return = self._has_planned and not self._planner.is_available_now

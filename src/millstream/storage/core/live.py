@@ -15,12 +15,13 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterator
 from functools import partial
+from operator import sub
 from typing import NamedTuple
 
 from millstream.model.limits import UINT64_MAX
 from millstream.storage.core.records import StoredChange, key_of
 from millstream.storage.core.segment import Columns
-from millstream.storage.core.segment_files import Place
+from millstream.storage.core.segment_files import Place, Sizes, live_records
 from millstream.storage.core.segment_log import SegmentLog
 from millstream.storage.core.summary import Kill, PartitionSummary
 
@@ -112,6 +113,14 @@ class LiveLog:
         read = partial(self.log.frames, is_described=is_described)
         for number, columns, begin, end in self.ranges(partition_id, after, upto):
             yield from read(number, columns, begin, end, skip)
+
+    def sizes(
+        self, partition_id: int, after: int, upto: int, skip: Collection[int] = ()
+    ) -> Iterator[Sizes]:
+        """Yield seqnos and lengths of the same records, and the last seqno; reads indexes only."""
+        for _, columns, begin, end in self.ranges(partition_id, after, upto):
+            seqnos, offsets, stops = live_records(columns, begin, end, skip)
+            yield seqnos, list(map(sub, stops, offsets)), columns.seqnos[end - 1]
 
     def superseded(self, partition_id: int, after: int, at: int) -> set[int]:
         """Return seqnos that live records in (after, at] replaced; reads indexes only."""

@@ -51,7 +51,7 @@ from millstream.storage.core.segment import (
     find_entry,
 )
 
-__all__ = ["Place", "SegmentFiles", "segment_name"]
+__all__ = ["Place", "SegmentFiles", "Sizes", "live_records", "segment_name"]
 
 OPEN_FILES_MAX: Final = 64
 """Descriptors a log keeps for reading, one a segment: enough for 4 GiB without opening again."""
@@ -68,6 +68,8 @@ CHECK_BYTES: Final = 256 * 1024
 
 
 _Cut = TypeVar("_Cut")
+Sizes = tuple[Sequence[int], Sequence[int], int]
+"""Seqnos of records, their lengths in bytes, and the seqno that they cover up to."""
 _IS_LIVE: Final = bytes(not flags & SUPERSEDED for flags in range(256))
 
 
@@ -83,7 +85,7 @@ def segment_name(number: int) -> str:
     return f"{number:08d}.seg"
 
 
-def _wanted(
+def live_records(
     columns: Columns, begin: int, end: int, skip: Collection[int]
 ) -> tuple[Sequence[int], list[int], list[int]]:
     """Return (seqnos, offsets, ends) of records begin .. end-1 but those skipped or superseded."""
@@ -290,7 +292,7 @@ class SegmentFiles:
         skip: Collection[int],
         cut: Callable[[bytes, int, list[int], list[int]], list[_Cut]],
     ) -> Iterator[tuple[list[_Cut], int]]:
-        seqnos, offsets, stops = _wanted(columns, begin, end, skip)
+        seqnos, offsets, stops = live_records(columns, begin, end, skip)
         file = columns.file or self._file(number)
         chunk: list[_Cut] = []
         chunk_bytes = 0

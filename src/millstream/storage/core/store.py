@@ -91,7 +91,7 @@ class LogStore:
         """Yields a partition's keys that have a record, tombstones included, in no order. Blocks.
         After a power loss perhaps also some whose purged deletion was the last that by-id knew."""
         self.newest_change, self.versions = live.newest_change, live.versions
-        """See `LiveLog`; both block."""
+        self.sizes = live.sizes  # see `LiveLog`; all three block
         self.count_pending_by_id = by_id.count_pending
         """Returns how many keys the by-id map does not have the newest place of."""
         self.checksum_by_id, self.seal_by_id = by_id.checksum, by_id.seal

@@ -10,7 +10,6 @@ from millstream.errors import UsageError
 from millstream.pipelines.change_stream.offsets import Offset, OffsetEntry
 from millstream.pipelines.change_stream.options import (
     OPTIONS,
-    ROW_BYTES_ESTIMATE,
     SourceOptions,
     parse_options,
 )
@@ -27,7 +26,7 @@ def test_a_bucket_is_enough() -> None:
     assert (options.hosts, options.bucket) == ("127.0.0.1:11210", "b")
     assert (options.starting_offsets, options.ending_offsets) == ("earliest", "latest")
     assert options.user is options.password is options.partition_ids is None
-    assert options.rows_wanted() is None
+    assert (options.rows_max, options.bytes_max) == (None, None)
     assert options.task_count >= 1
     assert options.poll_ms == 200
     assert options.has_values
@@ -83,13 +82,6 @@ def test_a_sink_that_repairs_says_so() -> None:
     for wrong in ({"rollback": "ignore"}, {"durableOnly": "yes"}):
         with pytest.raises(UsageError, match="write"):
             parsed(**wrong)
-
-
-def test_the_smaller_limit_counts() -> None:
-    assert parsed(maxRowsPerBatch="9").rows_wanted() == 9
-    assert parsed(maxBytesPerBatch="1").rows_wanted() == 1
-    two = str(2 * ROW_BYTES_ESTIMATE)
-    assert parsed(maxRowsPerBatch="9", maxBytesPerBatch=two).rows_wanted() == 2
 
 
 def test_partitions_are_numbers_and_ranges() -> None:

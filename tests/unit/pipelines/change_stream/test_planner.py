@@ -3,14 +3,12 @@
 from __future__ import annotations
 
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 
 from millstream.errors import RollbackRequiredError, UnavailableError
 from millstream.model.partitions import PartitionState
 from millstream.pipelines.change_stream.offsets import OffsetEntry
-from millstream.pipelines.change_stream.planner import Planner, share_rows
-from support.pipelines.node_double import FalseNode
+from millstream.pipelines.change_stream.planner import Planner
+from support.pipelines.node_double import ROW_BYTES, FalseNode
 
 START = {0: OffsetEntry()}
 
@@ -184,21 +182,49 @@ def test_partitions_that_move_while_planning_are_judged_next_time(
     assert planner.plan(START, None)[0].seqno == 10
 
 
-LAGS = st.dictionaries(st.integers(0, 99), st.integers(1, 10**6), min_size=1, max_size=40)
+def test_superseded_changes_do_not_count(node: FalseNode) -> None:
+    for key in range(10):
+        node.write(0, key, -key)
+    offset, seen = START, []
+    while (end := Planner(node, "b").plan(offset, 4))[0].seqno > offset[0].seqno:
+        seen.append(end[0].seqno)
+        offset = end
+    assert seen == [14, 18, 20]
 
 
-@given(LAGS, st.integers(1, 10**6))
-def test_a_batch_stays_within_twice_the_limit(lags: dict[int, int], rows_max: int) -> None:
-    shares = share_rows(lags, rows_max)
-    assert shares.keys() == lags.keys()
-    assert all(1 <= shares[p] <= lags[p] for p in lags)
-    assert sum(shares.values()) <= max(2 * rows_max, rows_max + len(lags))
+def test_a_batch_keeps_to_bytes(node: FalseNode) -> None:
+    planner = Planner(node, "b")
+    first = planner.plan(START, None, 3 * ROW_BYTES)
+    assert (first[0].seqno, planner.plan(first, 2, 3 * ROW_BYTES)[0].seqno) == (3, 5)
 
 
-@given(LAGS)
-def test_without_a_limit_or_near_it_snapshots_are_read_to_their_ends(lags: dict[int, int]) -> None:
-    assert share_rows(lags, None) == lags
-    assert share_rows(lags, (sum(lags.values()) + 1) // 2) == lags
+def test_a_partition_without_a_part_in_a_batch_is_read_later() -> None:
+    node = FalseNode(2)
+    for key in range(3):
+        node.write(0, key, key)
+    node.write(1, 1, 1)
+    planner, seen = Planner(node, "b"), []
+    offset = {0: OffsetEntry(), 1: OffsetEntry()}
+    while (end := planner.plan(offset, 1)) != offset:
+        seen.append([end[p].seqno for p in end])
+        offset = end
+    assert seen == [[1, 0], [2, 0], [3, 0], [3, 1], [3, 1]]
+    assert all(entry.is_closed for entry in offset.values())
+
+
+def test_a_lease_that_is_lost_before_it_is_measured_goes_by_seqnos(
+    node: FalseNode, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    measure = node.measure_lease
+    with monkeypatch.context() as patch:
+        patch.setattr(
+            node, "measure_lease",
+            lambda *asked: (node.partitions[0].leases.clear(), measure(*asked))[1],
+        )  # fmt: skip
+        end = Planner(node, "b").plan(START, 4)
+    assert end[0].seqno == 4
+    again = Planner(node, "b").plan(end, 4)
+    assert (again[0].snap_start, again[0].load) == (0, 2)
 
 
 def durable_node(durable_seqno: int) -> FalseNode:

@@ -3,7 +3,7 @@ import threading
 
 import pytest
 
-from millstream.storage.core.records import key_of
+from millstream.storage.core.records import ENVELOPE_BYTES, key_of
 from millstream.storage.core.segment import SUPERSEDED, find_entry
 from millstream.storage.core.segment_log import LogSizes
 from millstream.wire.frames import described, seqno_of
@@ -40,6 +40,16 @@ def test_frames_of_live_records_only(directory):
             wanted = [change.frame for change in changes]
             assert [frame for frames, _ in framed for frame in frames] == wanted
             framed = store.scan_frames(p, after, upto, skip, is_described=True)
+            sizes = list(store.sizes(p, after, upto, skip))
+            assert [n for seqnos, _, _ in sizes for n in seqnos] == list(map(seqno_of, wanted))
+            over = {
+                length - len(frame) - len(c.lineage) - len(c.sidecar)
+                for length, frame, c in zip(
+                    (one for _, lengths, _ in sizes for one in lengths), wanted, changes,
+                    strict=True,
+                )
+            }  # fmt: skip
+            assert over <= {ENVELOPE_BYTES}
             wanted = [described(c.frame, c.lineage, c.sidecar) for c in changes]
             assert [frame for frames, _ in framed for frame in frames] == wanted
 

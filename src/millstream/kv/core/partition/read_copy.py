@@ -26,13 +26,14 @@ from millstream.kv.core.partition.residents import Residents
 from millstream.kv.core.partition.states import STREAMED
 from millstream.kv.core.queue.blocks import BITS
 from millstream.kv.core.queue.entry import Entry
-from millstream.kv.core.queue.holds import with_kept
+from millstream.kv.core.queue.holds import with_kept, with_kept_sizes
 from millstream.kv.core.queue.log_reader import LogReader
 from millstream.kv.core.queue.mutation_queue import MutationQueue
 from millstream.model.lineage import as_of
 from millstream.model.partitions import PartitionState
 from millstream.model.sides import has_sidecar, split
 from millstream.storage.core.records import key_of
+from millstream.storage.core.segment_files import Sizes
 from millstream.upr.core.source import Hold, Reader
 from millstream.wire.frames import described, described_all, seqno_of
 
@@ -308,3 +309,12 @@ class ReadCopy:
             seqnos, frames = zip(*kept, strict=True)
             kept = list(zip(seqnos, self._described(list(frames)), strict=True))
         return with_kept(chunks, kept)
+
+    def sizes(self, after: int, at: int, *, is_logged: bool = False) -> Iterator[Sizes]:
+        """Yield the sizes of what `backfill` yields; reads indexes only. Same threads."""
+        queue = self.queue
+        upto = at if is_logged else min(at, queue.floor)
+        superseded = set() if is_logged else queue.superseded_in_log(at)
+        chunks = self._log.sizes(self.partition_id, after, upto, at, superseded)
+        kept = [] if is_logged else queue.kept_below(after, upto, at)
+        return with_kept_sizes(chunks, kept)

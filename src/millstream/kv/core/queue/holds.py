@@ -25,9 +25,10 @@ from collections.abc import Iterator
 from typing import Final, NamedTuple
 
 from millstream.kv.core.queue.blocks import BITS
+from millstream.storage.core.segment_files import Sizes
 from millstream.wire.frames import seqno_of
 
-__all__ = ["KEPT_BYTES", "Holds", "Superseded", "with_kept"]
+__all__ = ["KEPT_BYTES", "Holds", "Superseded", "with_kept", "with_kept_sizes"]
 
 KEPT_BYTES: Final = 256
 """Memory of a kept change besides frame and side: a tuple, numbers, its place in two lists."""
@@ -255,6 +256,20 @@ def with_kept(
 ) -> Iterator[tuple[list[bytes], int]]:
     """Merge kept changes (seqno, frame), ascending, into the chunks of a log that covers them."""
     return _merged(chunks, kept) if kept else chunks
+
+
+def with_kept_sizes(chunks: Iterator[Sizes], kept: list[tuple[int, bytes]]) -> Iterator[Sizes]:
+    """Merge the sizes of kept changes into those of the log, as `with_kept` does."""
+    begin = 0
+    for chunk in chunks:
+        seqnos, sizes, last = chunk
+        end = bisect_left(kept, (last + 1,), begin)
+        if begin < end:
+            found = ((seqno, len(frame)) for seqno, frame in kept[begin:end])
+            rows = sorted([*zip(seqnos, sizes, strict=True), *found])
+            chunk = [seqno for seqno, _ in rows], [size for _, size in rows], last
+        yield chunk
+        begin = end
 
 
 def _merged(

@@ -9,6 +9,7 @@ from collections.abc import Callable, Iterator
 from typing import Protocol
 
 from millstream.kv.core.queue.mutation_queue import Entry
+from millstream.storage.core.segment_files import Sizes
 
 __all__ = ["Fetched", "LogReader"]
 
@@ -50,6 +51,11 @@ class LogReader(Protocol):
         `superseded`: replaced records whose successors may not be in the log yet. `is_described`:
         each frame has its metadata in front. Blocks.
         """
+
+    def sizes(
+        self, partition_id: int, after: int, upto: int, at: int, superseded: set[int]
+    ) -> Iterator[Sizes]:
+        """Yield the sizes of what `backfill` would yield; reads indexes only. Blocks."""
 
     def newest_mark(self, partition_id: int, seqno: int) -> int:
         """Return the newest mark at or below `seqno` that can be read as of; 0 if none."""

@@ -5,15 +5,18 @@ Elsewhere: the implementation (`kv.aio.server`), sessions (`session`).
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Protocol, TypeVar
 
 if TYPE_CHECKING:
     from millstream.access.users import UserStore
     from millstream.kv.core.bucket import Bucket
+    from millstream.kv.core.measuring import Piece
     from millstream.kv.core.partition.blobs import BlobPiece
+    from millstream.kv.core.partition.partition import Partition
     from millstream.model.cluster_maps import DataRecord
     from millstream.model.partitions import PartitionState
+    from millstream.upr.core.source import Hold
     from millstream.wire.mcbp import Packet, Status
 
 __all__ = ["Host", "StreamPort"]
@@ -98,6 +101,15 @@ class Host(Protocol[_Session]):
         done: Callable[[int | Status], None],
     ) -> None:
         """Store a piece of an attachment; `done` gets the number of bytes here, or the error."""
+
+    def measure(
+        self,
+        session: _Session,
+        asked: Sequence[tuple[Partition, Hold, int]],
+        limits: tuple[int, int, int],
+        done: Callable[[Mapping[int, Sequence[Piece]] | Status], None],
+    ) -> None:
+        """Measure partitions above seqnos; see `kv.aio.measuring`, which says what is missing."""
 
     def wipe(self, session: _Session, at_ns: int, done: Callable[[], None]) -> None:
         """Delete all documents of the session's bucket at a time; `done` as in `Bucket.wipe`."""

@@ -10,12 +10,13 @@ Source: docs/reference/wire/extensions.md; statistics as in the memcached binary
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from struct import Struct, iter_unpack, unpack
 from typing import Final
 
 from millstream.errors import UnavailableError
 from millstream.kv.core.bucket import Bucket
+from millstream.kv.core.measuring import Piece
 from millstream.kv.core.partition.partition import Partition, value_of
 from millstream.kv.core.session.session import Command, KvSession
 from millstream.kv.core.statistics import Histogram, as_text
@@ -25,7 +26,7 @@ from millstream.upr.core.source import Hold
 from millstream.wire.frames import head_of
 from millstream.wire.mcbp import Feature, Opcode, Packet, Status, response
 
-__all__ = ["INTROSPECTION_COMMANDS"]
+__all__ = ["INTROSPECTION_COMMANDS", "PIECES_MAX"]
 
 _POSITION: Final = Struct(">HBB4x8Q")
 _ENTRY: Final = Struct(">QQ")
@@ -36,7 +37,11 @@ _HELD: Final = Struct(">HQQQQ")
 _VERSIONED: Final = Struct(">IQQQQIB")
 _SEQNO: Final = Struct(">HQ")
 _OBSERVED: Final = Struct(">BHQQQ")
-_OPEN, _RENEW, _RELEASE = 1, 2, 3
+_PIECE: Final = Struct(">HQQQ")
+_LIMITS: Final = Struct(">QQ")
+_OPEN, _RENEW, _RELEASE, _MEASURE = 1, 2, 3, 4
+PIECES_MAX: Final = 16_384
+"""Pieces in the reply to a LEASE request that measures, shared by its partitions."""
 _DURABLE_MARK: Final = UINT64_MAX - 1
 """In a lease instead of a seqno: the newest mark whose changes cannot be lost."""
 _ALIVE: Final = (PartitionState.ACTIVE, PartitionState.REPLICA, PartitionState.PENDING)
@@ -171,10 +176,13 @@ def _lease(session: KvSession, packet: Packet, _: int) -> bytes | None:
     bucket = _bucket(session)
     if isinstance(bucket, Status):
         return session.refusal(packet, bucket)
-    if len(packet.extras) != _LEASE.size or len(packet.value) % _SEQNO.size:
+    if len(packet.extras) != _LEASE.size:
         return session.refusal(packet, Status.EINVAL)
     op, lease_id, seconds = _LEASE.unpack(packet.extras)
-    named = list(iter_unpack(">HQ", packet.value))
+    begin = _LIMITS.size if op == _MEASURE else 0
+    if len(packet.value) < begin or (len(packet.value) - begin) % _SEQNO.size:
+        return session.refusal(packet, Status.EINVAL)
+    named = list(iter_unpack(">HQ", packet.value[begin:]))
     if any(partition_id >= bucket.partition_count for partition_id, _ in named):
         return session.refusal(packet, Status.NOT_MY_VBUCKET)
     if op == _RELEASE:
@@ -187,7 +195,36 @@ def _lease(session: KvSession, packet: Packet, _: int) -> bytes | None:
         if renewed is None:
             return session.refusal(packet, Status.LEASE_LOST)
         return _leased(packet, bucket, lease_id, *renewed)
+    if op == _MEASURE and named:
+        _measure(session, packet, bucket, lease_id, named)
+        return None
     return session.refusal(packet, Status.EINVAL)
+
+
+def _measure(
+    session: KvSession,
+    packet: Packet,
+    bucket: Bucket,
+    lease_id: int,
+    named: list[tuple[int, int]],
+) -> None:
+    """Answer where what a lease shows reaches the limits of the request."""
+    rows_max, bytes_max = (max(1, limit) for limit in _LIMITS.unpack_from(packet.value))
+    pieces_max = max(1, PIECES_MAX // len(named))
+    holds = ((p, bucket.leases.hold(lease_id, p), after) for p, after in dict(named).items())
+    asked = [(bucket.partitions[p], hold, after) for p, hold, after in holds if hold is not None]
+
+    def answered(found: Mapping[int, Sequence[Piece]] | Status) -> bytes:
+        if isinstance(found, Status):
+            return session.refusal(packet, found)
+        items = (_PIECE.pack(p, *piece) for p, pieces in found.items() for piece in pieces)
+        return _reply(packet, b"".join(items), _LEASE_REPLY.pack(lease_id, 0))
+
+    session.wait_for_reply(
+        lambda done: session.host.measure(
+            session, asked, (rows_max, bytes_max, pieces_max), lambda found: done(answered(found))
+        )
+    )
 
 
 def _open_lease(

@@ -1,20 +1,25 @@
 from __future__ import annotations
 
 import struct
+from collections.abc import Callable, Sequence
 
 import pytest
 
 from millstream.kv.core.copies import moves
+from millstream.kv.core.measuring import Piece
 from millstream.kv.core.partition.acknowledgement import Acknowledged
+from millstream.kv.core.partition.partition import Partition
+from millstream.kv.core.session.introspection import PIECES_MAX
 from millstream.kv.core.session.session import KvSession
 from millstream.model.bucket_map import BucketMap, NodeAddress
 from millstream.model.limits import UINT64_MAX
 from millstream.model.partitions import PartitionState
 from millstream.model.position import FailoverEntry
 from millstream.upr.core.producer import StreamFigures
+from millstream.upr.core.source import Hold
 from millstream.wire.mcbp import Feature, Opcode, Status, request
 from support.kv.log_double import BRANCH, NOW, persist
-from support.kv.session_double import ask, new_session
+from support.kv.session_double import HostDouble, ask, new_session
 
 
 def own_session() -> KvSession:
@@ -159,6 +164,54 @@ def test_bad_leases_are_refused() -> None:
     assert lease(session, 9, 0, (1, 1)).status == Status.EINVAL
     assert lease(session, 1, 0, (9, 1)).status == Status.NOT_MY_VBUCKET
     assert ask(session, request(Opcode.LEASE))[0].status == Status.EINVAL
+
+
+def measure(session: KvSession, lease_id: int, rows: int, *named: tuple[int, int]):  # type: ignore[no-untyped-def]
+    value = struct.pack(">QQ", rows, UINT64_MAX)
+    value += b"".join(struct.pack(">HQ", *pair) for pair in named)
+    extras = struct.pack(">BQH", 4, lease_id, 0)
+    return ask(session, request(Opcode.LEASE, extras=extras, value=value))
+
+
+class MeasuringHost(HostDouble):
+    def __init__(self) -> None:
+        super().__init__()
+        self.asked: list[tuple[list[tuple[int, int, int]], tuple[int, int, int]]] = []
+        self.found: dict[int, list[Piece]] | Status = {}
+
+    def measure(
+        self,
+        session: KvSession,
+        asked: Sequence[tuple[Partition, Hold, int]],
+        limits: tuple[int, int, int],
+        done: Callable[[dict[int, list[Piece]] | Status], None],
+    ) -> None:
+        self.asked.append(([(p.partition_id, h.at, after) for p, h, after in asked], limits))
+        done(self.found)
+
+
+def test_a_lease_is_measured() -> None:
+    host = MeasuringHost()
+    session = new_session(host)
+    session.features = frozenset((Feature.MILLSTREAM,))
+    assert session.bucket is not None
+    session.bucket.partitions[1].put(b"k", b"1", 7, 0, 0, 0, NOW)
+    opened = lease(session, 1, 0, (1, UINT64_MAX))
+    lease_id = int.from_bytes(opened.extras[:8], "big")
+    host.found = {1: [Piece(5, 2, 300), Piece(9, 1, 4000)]}
+    (reply,) = measure(session, lease_id, 2, (1, 3), (2, 0))
+    assert host.asked == [([(1, 1, 3)], (2, UINT64_MAX, PIECES_MAX // 2))]
+    assert list(struct.iter_unpack(">HQQQ", reply.value)) == [(1, 5, 2, 300), (1, 9, 1, 4000)]
+    assert reply.extras == struct.pack(">QH", lease_id, 0)
+    host.found = Status.ETMPFAIL
+    assert measure(session, lease_id, 2, (1, 3))[0].status == Status.ETMPFAIL
+
+
+def test_what_is_no_request_to_measure_is_refused() -> None:
+    session = own_session()
+    assert measure(session, 1, 2)[0].status == Status.EINVAL
+    assert lease(session, 4, 1, (1, 1)).status == Status.EINVAL
+    assert measure(session, 1, 2, (9, 1))[0].status == Status.NOT_MY_VBUCKET
 
 
 def test_get_versioned_tells_where_a_value_stands() -> None:
