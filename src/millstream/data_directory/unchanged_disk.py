@@ -84,8 +84,9 @@ class UnchangedDisk:
         self.leftovers: list[str] = []
 
     def names(self) -> list[str]:
-        """Return the visible names, sorted."""
-        return sorted(name for name in os.listdir(self._path) if name not in self._hidden)
+        """Return the visible names, sorted; none of a directory that a start would make."""
+        names = os.listdir(self._path) if self._path.is_dir() else []
+        return sorted(name for name in names if name not in self._hidden)
 
     def describe(self, name: str) -> str:
         """Return the absolute path of a file."""

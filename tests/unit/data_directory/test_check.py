@@ -136,10 +136,13 @@ async def test_a_directory_in_use_is_not_checked(directory):
             check_directory(directory)
 
 
-@pytest.mark.parametrize("kept", [0, 30, 64, None])
+@pytest.mark.parametrize("kept", [0, 30, 64, None, "no directory"])
 def test_a_segment_that_was_emptied_cut_or_lost_is_damage_and_nothing_is_changed(directory, kept):
     segment = segment_of(directory, "a")
-    if kept is None:
+    if kept == "no directory":
+        shutil.rmtree(segment.parent)
+        kept = None
+    elif kept is None:
         segment.unlink()
     else:
         segment.write_bytes(segment.read_bytes()[:kept])
@@ -175,6 +178,17 @@ def test_a_bucket_that_is_gone_is_told(directory):
     found = {bucket.name: bucket for bucket in check_directory(directory).buckets}
     assert found["a"].damage.endswith(f"--accept buckets/{uuid}")
     assert found["b"].damage == ""
+
+
+def test_the_log_of_a_bucket_with_more_partitions_is_damage(directory):
+    own, other = segment_of(directory, "b").parent, segment_of(directory, "a").parent
+    shutil.rmtree(own)
+    shutil.copytree(other, own)
+    found = {bucket.name: bucket for bucket in check_directory(directory).buckets}
+    assert "the log of another bucket" in found["b"].damage
+    assert found["a"].damage == ""
+    part = own.relative_to(directory)
+    assert found["b"].damage.endswith(f"millstream check {directory} --accept {part}")
 
 
 def test_attachments_that_are_not_what_they_are_named_by_are_counted(directory):

@@ -359,14 +359,14 @@ class Coordinator:
         return {
             "coord_groups": len(reports),
             "coord_groups_leading": sum(one.role == "primary" for one in reports),
-            "coord_groups_impaired": sum(
-                not one.is_quorum_ok or bool(one.trouble) for one in reports
-            ),
+            "coord_groups_impaired": sum(one.is_impaired for one in reports),
             "coord_groups_stuck": (sum(one.is_stuck for one in reports) + len(self.pool.set_back)),
             "coord_nodes_refused": len(self.pool.pool.incarnations.refused)
             + bool(self.pool.pool.incarnations.own_refusal),
             "coord_groups_diverged": sum(one.is_diverged for one in reports),
-            "coord_fault_tolerance": min((one.fault_tolerance for one in reports), default=0),
+            "coord_fault_tolerance": min(
+                (one.fault_tolerance for one in reports if one.is_member), default=0
+            ),
             "coord_lag": max((lag for one in reports for _, lag in one.lags), default=0),
             "coord_committed_total": sum(one.commit_lsn for one in reports),
             "coord_repaired_total": sum(one.repaired for one in reports),

@@ -18,7 +18,12 @@ from millstream.storage.core.by_id import ById, partition_prefix
 from millstream.storage.core.live import LiveLog
 from millstream.storage.core.marking import points_in_force
 from millstream.storage.core.records import Kind, is_tombstone, key_of
-from millstream.storage.core.recovery import is_by_id_of, load_summaries, refuse_shorter
+from millstream.storage.core.recovery import (
+    is_by_id_of,
+    load_summaries,
+    refuse_foreign,
+    refuse_shorter,
+)
 from millstream.storage.core.segment import Columns
 from millstream.storage.core.segment_files import Place
 from millstream.storage.core.segment_log import SegmentLog
@@ -136,11 +141,7 @@ def _check_segment(
         found.records += 1
         p = record.partition_id
         if record.kind == Kind.CHANGE:
-            if p >= len(found.partitions):
-                raise CorruptionError(
-                    f"{log.describe(number)} has a change of partition {p} at offset "
-                    f"{record.offset}; the bucket has {len(found.partitions)}"
-                )
+            refuse_foreign(log, number, p, len(found.partitions))
             found.partitions[p].changes += 1
             if record.sidecar_bytes and is_wanted(record.sidecar):
                 found.sidecars[Place(number, record.offset)] = record.sidecar

@@ -51,6 +51,7 @@ __all__ = [
     "is_by_id_of",
     "load_summaries",
     "note",
+    "refuse_foreign",
     "refuse_shorter",
     "replay",
     "take_in",
@@ -251,15 +252,21 @@ def apply_rollback(
 
 
 def load_summaries(live: LiveLog) -> None:
-    """Fill summaries from indexes and control records; changes are not read."""
+    """Fill summaries from indexes and control records; changes are not read.
+
+    Raises:
+        CorruptionError: an index or a record is damaged, or of a partition that the bucket lacks.
+    """
     log = live.log
     for number in log.numbers:
         is_open = log.is_open(number)
         for offset in log.open_index.controls if is_open else log.controls_in(number):
             found = log.record_at(number, offset)
             if found.kind != Kind.CLEAN_STOP:
+                refuse_foreign(log, number, found.partition_id, len(live.summaries))
                 note(live.summaries[found.partition_id], found, number)
         for partition_id in log.partitions_in(number):
+            refuse_foreign(log, number, partition_id, len(live.summaries))
             columns = log.columns(number, partition_id)
             assert columns is not None
             summary = live.summaries[partition_id]
@@ -267,6 +274,19 @@ def load_summaries(live: LiveLog) -> None:
                 summary.on_mark(columns.marks[-1])
             if columns.seqnos:
                 summary.top = max(summary.top, columns.seqnos[-1])
+
+
+def refuse_foreign(log: SegmentLog, number: int, partition_id: int, partition_count: int) -> None:
+    """Refuse the log of another bucket, which has more partitions.
+
+    Raises:
+        CorruptionError: the segment has something of a partition that the bucket lacks.
+    """
+    if partition_id >= partition_count:
+        raise CorruptionError(
+            f"{log.describe(number)} has records of partition {partition_id}; the bucket has "
+            f"{partition_count}: this is the log of another bucket; restore its own"
+        )
 
 
 def build_by_id(live: LiveLog, by_id: ById) -> None:

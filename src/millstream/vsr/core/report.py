@@ -65,6 +65,16 @@ class Report(NamedTuple):
     """How long it has been in trouble, in milliseconds."""
 
     @property
+    def is_member(self) -> bool:
+        """Whether the group counts on it: it was not replaced, and does not only learn."""
+        return self.role in ("primary", "backup")
+
+    @property
+    def is_impaired(self) -> bool:
+        """Whether it cannot do its work. One that was replaced has none, unless it lost it."""
+        return bool(self.trouble) or (self.is_member and not self.is_quorum_ok)
+
+    @property
     def is_stuck(self) -> bool:
         """Whether the member has been unable to work for longer than a usual fail-over takes."""
         return self.trouble_ms >= STUCK_MS

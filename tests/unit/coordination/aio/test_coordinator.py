@@ -169,6 +169,24 @@ async def test_no_quorum_no_answer(tmp_path: Path) -> None:
         assert (await nodes.ask(b"GET", b"key")).value == b"=3"
 
 
+async def test_a_node_whose_member_was_replaced_raises_no_alarm(tmp_path: Path) -> None:
+    async with Nodes(tmp_path) as nodes:
+        replaced = (await nodes.leader() + 1) % 3
+        await nodes.start(3)
+        ids = [nodes.running[number].node_id for number in (replaced, 3)]
+        pools = [node.pool.pool for node in nodes.running.values()]
+        await until(lambda: all(len(pool.tables.nodes) == 4 for pool in pools))
+        _, answer = await nodes.admin(
+            b"GROUP", b"REPLACE", b"1", *(one.hex().encode() for one in ids)
+        )
+        assert answer.startswith(b"*"), answer
+        report = nodes.group(replaced).replica.report
+        await until(lambda: report().role == "retired")
+        figures = nodes.running[replaced].figures()
+        assert (figures["coord_groups_impaired"], figures["coord_fault_tolerance"]) == (0, 0)
+        await until(lambda: nodes.running[3].figures()["coord_fault_tolerance"] == 1)
+
+
 @pytest.mark.parametrize("port", ["clients", "nodes"])
 async def test_a_connection_without_a_handshake_is_cut_off(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, port: str

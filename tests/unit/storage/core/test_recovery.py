@@ -82,6 +82,21 @@ def test_a_log_that_lacks_what_by_id_has_of_it_stops_the_start(directory, tmp_pa
     assert directory.value(0, b"a") == b"1"
 
 
+@pytest.mark.parametrize("is_written", [False, True])
+def test_the_log_of_a_bucket_with_more_partitions_stops_the_start(directory, is_written):
+    directory.open()
+    if is_written:
+        directory.fill()
+    directory.store.stop()
+    shutil.rmtree(directory.path / "byid")  # copied alone, as from a backup
+    directory.partition_count = 2
+    for _ in range(2):
+        with pytest.raises(CorruptionError, match="partition 2; the bucket has 2: this is the"):
+            directory.open()
+    directory.partition_count = 4
+    directory.open()
+
+
 def test_a_rollback_written_elsewhere_is_followed(directory):
     """A rollback record that by-id has not seen, of records that it has."""
     store = directory.open()

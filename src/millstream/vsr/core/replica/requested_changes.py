@@ -6,8 +6,8 @@ Invariants:
    fails before anything has changed. The next members tolerate as many failures at that moment as
    the members of now, or as many as their number allows.
 2. Before a primary hands over, it lets the next one reach the end of the log, while requests
-   wait. So no logged entry is left in doubt. If the next one does not answer within
-   `READY_BEATS`, the change is refused and requests go on.
+   wait. So no logged entry is left in doubt. The next one must have answered since it was asked
+   for. If it does not within `READY_BEATS`, the change is refused and requests go on.
 3. Each request is answered once, after at most `CHANGE_MS_MAX`.
 
 Elsewhere: how an epoch ends (`reconfiguration`), how a view does (`view_change`).
@@ -246,7 +246,8 @@ class RequestedChanges:
             return
         move.is_handing_over = move.is_handing_over or self.is_ready(move.node)
         done_lsn = min(state.commit_lsn, self.learners.acknowledged(move.node))
-        if move.is_handing_over and done_lsn == state.log.op_lsn:
+        has_answered = self.learners.heard_at(move.node) > move.since_ms
+        if move.is_handing_over and has_answered and done_lsn == state.log.op_lsn:
             ahead = state.members.index(move.node) - state.view
             self.views.resign(state.view + ahead % len(state.members))
 

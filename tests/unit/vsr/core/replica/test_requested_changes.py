@@ -116,6 +116,24 @@ def test_absent_nodes_are_not_waited_for() -> None:
     assert group.leader == leader
 
 
+def test_a_member_that_has_just_stopped_is_not_handed_over_to() -> None:
+    group = Group(3)
+    leader = group.leader
+    heir = (leader + 1) % 3
+    group.set(leader, 1)
+    group.tick()
+    assert group.replies[1].code is Code.OK  # everything is acknowledged, also by the heir
+    group.without(heir)
+    group.step(leader, MovePrimary(2, group.ids[heir]))
+    group.settle()
+    group.set(leader, 3)
+    group.tick(times=5)  # of 100 ms
+    assert group.replies[2].code is Code.NOTREADY
+    assert group.replies[2].value.startswith(group.ids[heir].hex().encode())
+    assert group.replies[3].code is Code.OK
+    assert group.leader == leader
+
+
 def test_an_heir_that_stops_halfway_holds_requests_up_for_a_time_only() -> None:
     group = Group(3)
     leader = group.leader
