@@ -58,7 +58,7 @@ class _Members(msgspec.Struct, frozen=True, array_like=True, gc=False):
     branches: msgspec.Raw
     foreign: msgspec.Raw
     contents: msgspec.Raw
-    is_purged: bool
+    is_purged: bool = False
     replaced: msgspec.Raw = msgspec.Raw(msgspec.msgpack.encode({}))
 
 

@@ -4,6 +4,7 @@ from base64 import b64encode
 from hashlib import md5
 from itertools import permutations
 
+import msgspec
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -16,6 +17,7 @@ from millstream.documents.updating import (
     REPLACED_BYTES_MAX,
     carry,
     interactive,
+    keep_purged,
     purge,
     replicated,
     replicated_all,
@@ -487,3 +489,15 @@ def test_a_change_that_supersedes_a_purge_is_marked_as_it_and_carries_what_came_
     kept = dict(later.replaced)
     carry(later, line_of(1))
     assert later.replaced == kept, "not what was before the purge"
+
+
+@pytest.mark.parametrize("members", [[[], {}, []], [[], {}, [], False], [[], {}, [], False, {}]])
+def test_a_change_gets_the_mark_of_a_purge_whatever_its_sidecar_leaves_out(members):
+    side = side_of(b"\x01", b"\x01" + msgspec.msgpack.encode(members))
+    purged = side_of(b"\x01", pack(StoredDocument(RevisionTree([]), {}, is_purged=True)).sidecar)
+    assert keep_purged(side, side, is_stored=False) is side
+    assert keep_purged(purged, side, is_stored=True) is side
+    assert keep_purged(b"", side, is_stored=False) is side
+    kept = keep_purged(purged, side, is_stored=False)
+    assert load(BUCKET, b"k", deletion(1, b"k", 9, 5, 1, 0), kept).is_purged
+    assert keep_purged(kept, kept, is_stored=False) == kept
