@@ -115,7 +115,7 @@ class Node:
 
     def place(self) -> None:
         """Say which copies count."""
-        self.bucket.set_map(self.world.map, self.name)
+        self.bucket.begin(self.world.map, None, self.name)
 
     def calm(self, kind: str, name: str) -> None:
         """What effects of the disk meet while no crash is near."""

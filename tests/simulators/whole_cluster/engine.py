@@ -177,8 +177,7 @@ class Engine(simulated.Node):
 
     def manage(self, adopted: AdoptedMap) -> None:
         running: Any = SimpleNamespace(bucket=self.bucket, copies=self.moves)
-        self.bucket.set_records(adopted.records, self.name)
-        self.bucket.set_map(adopted.bucket_map, self.name)
+        self.bucket.begin(adopted.bucket_map, adopted.records, self.name)
         self.adopted = AdoptedRecords(running, adopted, self.keep)
         self.bucket.adopt = self.adopted.adopt
         for p, record in enumerate(adopted.records):

@@ -168,10 +168,7 @@ class BucketEngine:
             new_lease_id=lambda: secrets.randbits(53),
             now_ns=time.time_ns, monotonic_ns=time.monotonic_ns, collaborators=collaborators,
         )  # fmt: skip
-        if records is not None:
-            bucket.set_records(records, node_name)
-        if bucket_map is not None:
-            bucket.set_map(bucket_map, node_name)
+        bucket.begin(bucket_map, records, node_name)
         self._sweep = BlobSweep(
             bucket, self.store, self.flusher, self.blobs, forget=self._fetcher.forget,
             now_ns=time.time_ns, monotonic_ns=time.monotonic_ns,

@@ -211,6 +211,24 @@ class Bucket:
         self.is_told_soon = False
         self.notifications.tell_changed()
 
+    def begin(
+        self,
+        bucket_map: BucketMap | None,
+        records: Sequence[DataRecord] | None,
+        node_name: str,
+    ) -> None:
+        """Use what a node has kept of map and records, after its start.
+
+        What the other copies have is unknown until they tell it.
+        """
+        if records is not None:
+            self.set_records(records, node_name)
+        if bucket_map is not None:
+            self.set_map(bucket_map, node_name)
+        for partition in self.partitions:
+            if partition.acknowledged is not None:
+                partition.acknowledged.begin()
+
     def set_map(self, bucket_map: BucketMap, node_name: str) -> None:
         """Use another map, in which this node has a name. The caller has made it durable.
 

@@ -163,6 +163,26 @@ async def test_with_a_map_nothing_is_active_by_itself_and_replicas_take_their_pl
     await engine.stop()
 
 
+async def test_after_a_start_nothing_is_known_to_be_durable_before_the_other_copies_have_told_it(
+    tmp_path: Path,
+) -> None:
+    bucket_map = BucketMap(1, (A, B), (("a", "b"), ("b", "a")))
+    engine = await opened(tmp_path, bucket_map=bucket_map)
+    await engine.copies.set_state(0, ACTIVE)
+    put(engine.bucket.partitions[0], "a=1")
+    await persisted(engine, engine.bucket.partitions[0])
+    await engine.stop()
+    engine = await opened(tmp_path, bucket_map=bucket_map)
+    partition = engine.bucket.partitions[0]
+    assert (partition.state, partition.durable_mark()) == (ACTIVE, 0)
+    assert not partition.is_durable_known
+    assert partition.acknowledged is not None
+    partition.acknowledged.join("b", stream := object())
+    partition.acknowledged.acknowledge("b", stream, 1, 1)
+    assert (partition.durable_mark(), partition.is_durable_known) == (1, True)
+    await engine.stop()
+
+
 async def test_what_a_map_does_not_place_here_stays(tmp_path: Path) -> None:
     engine = await opened(tmp_path)
     await engine.copies.take_places()

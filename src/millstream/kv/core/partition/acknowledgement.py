@@ -143,6 +143,10 @@ class Acknowledged:
         self._missed_ns = 0
         self._use(rows)
 
+    def begin(self) -> None:
+        """A node starts with these rows: no copy has told yet what it has."""
+        self._kept = 0
+
     def _use(self, rows: tuple[Row, ...]) -> None:
         self.rows = rows
         self._counted = tuple(_Row(row, self._own) for row in rows)
