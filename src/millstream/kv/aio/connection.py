@@ -38,6 +38,7 @@ from millstream.model.limits import (
     NOTED_BYTES_MIN,
     STREAM_OUT_BYTES_MAX,
 )
+from millstream.wire.mcbp import Feature
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -114,7 +115,7 @@ class KvConnection(asyncio.Protocol):
         self.is_active = True
         """See `Guest`."""
         self.told_map: bytes | None = None
-        """The map of which the client was last told (`kv.aio.map_notices`)."""
+        """The last notice of a map that the client was sent (`kv.aio.map_notices`)."""
         self._held_bytes = 0
         """The value last reported to `Guests`."""
         self._known: User | None = user
@@ -170,7 +171,6 @@ class KvConnection(asyncio.Protocol):
             self._server.guests.recognise(self, "")
         self._server.connections.add(self)
         self._server.connection_total += 1
-        self._server.notices.begin()
 
     def connection_lost(self, exc: Exception | None) -> None:
         """The peer has closed, or we have."""
@@ -343,6 +343,8 @@ class KvConnection(asyncio.Protocol):
         if session.user is not self._known and session.user is not None:
             self._known = session.user
             self._server.guests.recognise(self, session.user.name)
+        if Feature.MAP_NOTICE in session.features and self._transport is not None:
+            self._server.notices.add(self)
         if session.waits_for_disk:
             self._server.wait(self)
         if session.is_closing:

@@ -15,7 +15,7 @@ Source: Couchbase's binary protocol, "Cluster map change notification" in its br
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Collection
+from collections.abc import Callable
 from struct import Struct
 from typing import Final, Protocol
 
@@ -42,52 +42,60 @@ class NoticedConnection(Protocol):
 
 
 class MapNotices:
-    """Looks after the connections of a node while there are any.
+    """Looks after the connections of a node that asked for notices, while there are any.
 
     Args:
-        connections: those that are open.
-        config: returns the map of a bucket as JSON, the same object while nothing has changed;
-            without a bucket the nodes.
+        config: returns the map of a bucket as JSON; without a bucket the nodes.
     """
 
     def __init__(
         self,
         loop: asyncio.AbstractEventLoop,
-        connections: Collection[NoticedConnection],
         config: Callable[[Bucket | None], bytes],
     ) -> None:
         self._loop = loop
-        self._connections = connections
+        self._connections: set[NoticedConnection] = set()
         self._config = config
         self._timer: asyncio.TimerHandle | None = None
 
-    def begin(self) -> None:
-        """There is a connection: look at it from now on."""
+    def add(self, connection: NoticedConnection) -> None:
+        """A connection was granted the feature: look at it from now on."""
+        self._connections.add(connection)
+        self._begin()
+
+    def forget(self, connection: NoticedConnection) -> None:
+        """A connection has closed; does nothing if it was not looked at."""
+        self._connections.discard(connection)
+
+    def _begin(self) -> None:
         if self._timer is None:
             self._timer = self._loop.call_later(LOOK_SECONDS, self._look)
 
     def close(self) -> None:
         """Look no more."""
+        self._connections.clear()
         if self._timer is not None:
             self._timer.cancel()
             self._timer = None
 
     def _look(self) -> None:
         self._timer = None
-        found: dict[Bucket | None, tuple[bytes, bytes]] = {}
+        notices: dict[Bucket | None, bytes] = {}
         for connection in list(self._connections):
             session = connection.session
-            if Feature.MAP_NOTICE not in session.features or connection.is_paused:
+            if Feature.MAP_NOTICE not in session.features:  # it asked for others since
+                self._connections.discard(connection)
+                continue
+            if connection.is_paused or not session.is_logged_in:
                 continue
             bucket = session.bucket
-            if session.is_logged_in and bucket not in found:
-                config = self._config(bucket)
-                found[bucket] = config, _notice(bucket, config)
-            if session.is_logged_in and found[bucket][0] != connection.told_map:
-                connection.told_map, notice = found[bucket]
-                connection.write(notice)
+            if bucket not in notices:
+                notices[bucket] = _notice(bucket, self._config(bucket))
+            if notices[bucket] != connection.told_map:
+                connection.told_map = notices[bucket]
+                connection.write(notices[bucket])
         if self._connections:
-            self.begin()
+            self._begin()
 
 
 def _notice(bucket: Bucket | None, config: bytes) -> bytes:

@@ -101,7 +101,7 @@ class KvServer:
         self.loop = asyncio.get_running_loop()
         self.guests = guests or Guests(lambda: not users.is_empty, self.loop)
         self.shares = shares or LoopShares(self.loop)
-        self.notices = MapNotices(self.loop, self.connections, self.config)
+        self.notices = MapNotices(self.loop, self.config)
 
     def kv_protocol(self) -> KvConnection:
         """Make the protocol of one kv connection (SASL, buckets, streams)."""
@@ -341,6 +341,7 @@ class KvServer:
         self.guests.leave(connection)
         self.connections.discard(connection)
         self.waiting.discard(connection)
+        self.notices.forget(connection)
         for key in [k for k, c in self._streams.items() if c is connection]:
             del self._streams[key]
 

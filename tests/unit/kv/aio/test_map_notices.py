@@ -139,9 +139,11 @@ async def test_strangers_are_told_nothing() -> None:
     server = new_server(SlowUsers())
     assert not server.users.is_empty
     _, transport = client(server, *BOTH, bucket=b"")
-    server.connections.add(known := connect(new_server(), plain=False)[0])
+    known, other_transport = connect(new_server(), plain=False)
     known.data_received(hello(*BOTH))
-    await until(lambda: known.told_map is not None)
+    other_transport.take()
+    server.notices.add(known)
+    await told(other_transport)
     assert not transport.data
     server.close()
 
@@ -161,8 +163,50 @@ async def test_a_client_that_does_not_read_is_told_of_the_newest_map_once_it_rea
 
 
 async def test_nobody_is_looked_at_once_the_server_is_closed() -> None:
-    server = new_server()
+    server, other = new_server(), new_server()
     _, transport = client(server, *BOTH)
     server.close()
-    await asyncio.sleep(0.01)
+    await looked(other)  # which began to look later
     assert not transport.data
+    other.close()
+
+
+async def test_only_who_asked_for_notices_is_looked_at(monkeypatch: pytest.MonkeyPatch) -> None:
+    server, other = new_server(), new_server()
+    looks = list[bool]()
+    monkeypatch.setattr(server.notices, "_look", lambda: looks.append(True))
+    connection, _ = client(server, Feature.DUPLEX)
+    await looked(other)
+    assert not looks
+    connection.data_received(hello(*BOTH))
+    await until(lambda: looks)
+    server.close()
+    other.close()
+
+
+async def test_who_has_gone_or_asks_for_notices_no_more_is_not_looked_at() -> None:
+    server = new_server()
+    connection, transport = client(server, *BOTH)
+    gone, _ = client(server, *BOTH)
+    await told(transport)
+    gone.connection_lost(None)
+    connection.data_received(hello(Feature.DUPLEX))
+    transport.take()
+    server.map_revision += 1
+    await looked(server)
+    assert not transport.data
+    assert server.notices._connections.isdisjoint({connection, gone})
+    server.close()
+
+
+async def test_a_map_that_is_worded_anew_is_not_told_again(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    server = new_server()
+    _, transport = client(server, *BOTH)
+    await told(transport)
+    config = server.config(server.buckets["default"])
+    monkeypatch.setattr(server.notices, "_config", lambda _: config + b" ")
+    await looked(server)
+    assert not transport.data
+    server.close()

@@ -115,6 +115,7 @@ def _hello(session: KvSession, packet: Packet, _: int) -> bytes | None:
         withheld.add(Feature.MAP_NOTICE)
     granted = [code for code in dict.fromkeys(asked) if code in _GRANTED - withheld]
     session.features = frozenset(granted)
+    session.needs_care |= Feature.MAP_NOTICE in session.features
     session.client_name = packet.key[:STREAM_NAME_BYTES_MAX].decode(errors="replace")
     session.datatype_mask = int(Datatype.JSON) if Feature.JSON in session.features else 0
     session.wants_tokens = Feature.MUTATION_SEQNO in session.features
