@@ -13,6 +13,7 @@ from pyspark.errors import StreamingQueryException
 
 from millstream.pipelines.change_stream.offsets import OffsetEntry
 from millstream.pipelines.checkpoints import read_checkpoint, reset_checkpoint
+from millstream.pipelines.monitoring import Figures, monitor
 from millstream.pipelines.runs import lag_of_report
 from support.node.node_process import NodeProcess
 from support.pipelines.spark_bucket import TIMEOUT_S, BucketUnderTest, KeyedState
@@ -150,6 +151,25 @@ def test_a_checkpoint_is_read_reset_and_its_lag_told(
     state.run_to_end(bucket.stream(spark), checkpoint)
     assert state.batches[0][0] == number + 1
     assert sum(sizes()) == 1_000
+
+
+def test_a_query_is_monitored(spark: Any, bucket: BucketUnderTest, tmp_path: Path) -> None:
+    bucket.write({f"k{n}": b"1" for n in range(1_000)})
+    told: list[Figures] = []
+    listener = monitor(spark, told.append)
+    try:
+        frame = bucket.stream(spark, maxRowsPerBatch=400)
+        KeyedState().run_to_end(frame, tmp_path / "checkpoint")
+        wait_until(lambda: bool(told) and told[-1].lag_changes == 0)
+    finally:
+        spark.streams.removeListener(listener)
+    lags = [figures.lag_changes or 0 for figures in told]
+    assert lags == sorted(lags, reverse=True)
+    assert 600 <= lags[0] < 1_000
+    assert {figures.bucket for figures in told} == {bucket.name}
+    assert max(figures.rows_per_s for figures in told) > 0
+    assert told[1].lag_s is not None
+    assert told[1].lag_s > 0
 
 
 def test_a_failed_batch_is_read_again(spark: Any, bucket: BucketUnderTest, tmp_path: Path) -> None:

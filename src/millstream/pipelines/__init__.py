@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from millstream.pipelines.documents import Documents, Groups, changes
     from millstream.pipelines.java import find_java_home
+    from millstream.pipelines.monitoring import Figures, monitor
     from millstream.pipelines.session import local_session
     from millstream.pipelines.sinks.applying import apply_changes
     from millstream.pipelines.sinks.bucket_target import BucketTarget
@@ -25,6 +26,7 @@ __all__ = [
     "CallbackTarget",
     "DeltaTarget",
     "Documents",
+    "Figures",
     "Groups",
     "MillstreamDataSource",
     "ParquetTarget",
@@ -32,6 +34,7 @@ __all__ = [
     "changes",
     "find_java_home",
     "local_session",
+    "monitor",
     "register",
 ]
 
@@ -40,6 +43,7 @@ _HOMES = {
     "CallbackTarget": "millstream.pipelines.sinks.callback_target",
     "DeltaTarget": "millstream.pipelines.sinks.delta_target",
     "Documents": "millstream.pipelines.documents",
+    "Figures": "millstream.pipelines.monitoring",
     "Groups": "millstream.pipelines.documents",
     "ParquetTarget": "millstream.pipelines.sinks.parquet_target",
     "apply_changes": "millstream.pipelines.sinks.applying",
@@ -47,6 +51,7 @@ _HOMES = {
     "MillstreamDataSource": "millstream.pipelines.source",
     "find_java_home": "millstream.pipelines.java",
     "local_session": "millstream.pipelines.session",
+    "monitor": "millstream.pipelines.monitoring",
     "register": "millstream.pipelines.source",
 }
 

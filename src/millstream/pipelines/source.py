@@ -15,7 +15,7 @@ Elsewhere: rules of offsets (`planner`, `ranges`), executors (`reading`), option
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 from millstream.pipelines.spark_version import PYSPARK_MIN  # refuses an older PySpark first
@@ -28,7 +28,6 @@ from pyspark.sql.datasource import (
     DataSourceReader,
     DataSourceStreamArrowWriter,
     DataSourceStreamReader,
-    Filter,
     InputPartition,
 )
 from pyspark.sql.streaming.datasource import (
@@ -45,7 +44,6 @@ from millstream.pipelines.change_stream.batch_plan import plan_batch
 from millstream.pipelines.change_stream.meta_source import MetaDataSource
 from millstream.pipelines.change_stream.offsets import offset_from_json
 from millstream.pipelines.change_stream.options import SourceOptions, parse_options
-from millstream.pipelines.change_stream.pushdown import Pushed, push
 from millstream.pipelines.change_stream.query import Query
 from millstream.pipelines.change_stream.ranges import RangeRead, ranges_between, spread
 from millstream.pipelines.change_stream.reading import committed_batches, pinned_batches
@@ -60,7 +58,6 @@ __all__ = [
     "MillstreamDataSource",
     "MillstreamReader",
     "MillstreamStreamReader",
-    "PushdownReader",
     "RangesPartition",
     "register",
 ]
@@ -119,8 +116,7 @@ class MillstreamDataSource(DataSource):
     def reader(self, schema: StructType) -> MillstreamReader:
         """Return the reader of a batch."""
         options = parse_options(self.options)
-        kind = PushdownReader if options.has_pushdown else MillstreamReader
-        return kind(options, _form(options, schema))
+        return MillstreamReader(options, _form(options, schema))
 
     def streamReader(self, schema: StructType) -> MillstreamStreamReader:
         """Return the reader of a stream."""
@@ -154,27 +150,17 @@ class MillstreamReader(DataSourceReader):
     def __init__(self, options: SourceOptions, form: RowForm) -> None:
         self._options = options
         self._form = form
-        self._pushed = Pushed(is_live_only=not options.has_tombstones)
 
     def partitions(self) -> Sequence[InputPartition]:
         """Fix the end and share the ranges out over tasks."""
-        tasks = spread(plan_batch(self._options, self._pushed), self._options.task_count)
+        tasks = spread(plan_batch(self._options), self._options.task_count)
         return [RangesPartition(task) for task in tasks]
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
         """Yield the rows of one task."""
         # Spark puts in an empty partition of its own where there is nothing to read.
         reads = partition.reads if isinstance(partition, RangesPartition) else ()
-        return pinned_batches(self._options, self._form, reads, self._pushed)
-
-
-class PushdownReader(MillstreamReader):
-    """Applies filters itself: Spark refuses one that can, unless its setting allows it."""
-
-    def pushFilters(self, filters: list[Filter]) -> Iterable[Filter]:
-        """Take the filters that are for us; return the others."""
-        self._pushed, left = push(filters, self._pushed)
-        return left
+        return pinned_batches(self._options, self._form, reads)
 
 
 class MillstreamStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):

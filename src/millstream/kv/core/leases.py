@@ -12,7 +12,7 @@ Elsewhere: what a hold keeps (`kv.core.queue.mutation_queue`), the wire forms
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import NamedTuple
 
 from millstream.errors import UnavailableError
@@ -122,6 +122,11 @@ class BucketLeases:
         if hold is not None and start is not None:
             self._partitions[partition_id].queue.holds.asked(hold.hold_id, start)
         return hold
+
+    def holds(self, lease_id: int) -> Mapping[int, Hold]:
+        """Return what a lease still holds, by partition."""
+        lease = self._held(lease_id)
+        return {} if lease is None else lease.holds
 
     def drop_expired(self) -> None:
         """Release the expired leases."""

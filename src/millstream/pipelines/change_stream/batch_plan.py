@@ -14,33 +14,29 @@ from collections.abc import Mapping
 
 from millstream.client.extensions import LeaseHold
 from millstream.errors import RollbackRequiredError
-from millstream.model.position import Position, entry_below, rollback_seqno
+from millstream.model.position import Position, rollback_seqno
 from millstream.pipelines.change_stream.control import NodeControl
 from millstream.pipelines.change_stream.offsets import Offset, OffsetEntry
 from millstream.pipelines.change_stream.options import Edge, SourceOptions
-from millstream.pipelines.change_stream.pushdown import Pushed
 from millstream.pipelines.change_stream.query import check_given
 from millstream.pipelines.change_stream.ranges import RangeRead
 
 __all__ = ["plan_batch"]
 
 
-def plan_batch(options: SourceOptions, pushed: Pushed | None = None) -> list[RangeRead]:
+def plan_batch(options: SourceOptions) -> list[RangeRead]:
     """Return the ranges of a batch read, each under a lease.
 
     Args:
         options: of the source.
-        pushed: filters; what they cannot choose is not read, as far as that is cheap.
 
     Raises:
         RollbackRequiredError: invariant 2.
         UsageError: `other_bucket`.
         UnavailableError, AccessError: the node cannot be asked; `durable_unknown`.
     """
-    pushed = pushed or Pushed()
     control = NodeControl(options)
     try:
-        control.leave_out(lambda p, count: not pushed.reads_partition(p, count))
         given = {
             "startingOffsets": options.starting_offsets,
             "endingOffsets": options.ending_offsets,
@@ -55,7 +51,6 @@ def plan_batch(options: SourceOptions, pushed: Pushed | None = None) -> list[Ran
         ]
         for read in reads:
             _check_start(read, leases[read.partition_id], control, options.bucket)
-        reads = [_narrowed(read, pushed, leases[read.partition_id], control) for read in reads]
     finally:
         control.close()
     return [read for read in reads if read.row_count_max]
@@ -85,25 +80,6 @@ def _range(start: OffsetEntry, ends: Edge, lease: LeaseHold) -> RangeRead:
         lease.partition_id, begin, min(end, lease.at), start.uuid, begin, begin, lease.branch,
         lease_id=lease.lease_id,
     )  # fmt: skip
-
-
-def _narrowed(
-    read: RangeRead, pushed: Pushed, lease: LeaseHold, control: NodeControl
-) -> RangeRead:
-    """Leave out the ends of a range that filters leave out, where the node can begin there."""
-    read = read._replace(end=min(read.end, pushed.seqno_max))
-    begin = min(pushed.seqno_min - 1, read.end)
-    if begin <= read.begin:
-        return read
-    log = control.failover_log(read.partition_id)
-    uuid = entry_below(log, begin).uuid
-    is_refused = rollback_seqno(
-        Position(uuid, begin, begin, begin),
-        log=log, high_seqno=lease.at, purge_seqno=lease.purge_seqno,
-    )  # fmt: skip
-    if is_refused is not None:
-        return read  # tombstones after it are gone: what is left out is so by the filter
-    return read._replace(begin=begin, uuid=uuid, snap_start=begin, snap_end=begin)
 
 
 def _check_start(read: RangeRead, lease: LeaseHold, control: NodeControl, bucket: str) -> None:

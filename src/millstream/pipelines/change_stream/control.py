@@ -95,14 +95,6 @@ class NodeControl:
         """Close the connection."""
         self._client.close()
 
-    def leave_out(self, is_left_out: Callable[[int, int], bool]) -> None:
-        """Ignore some partitions from now on.
-
-        `is_left_out` gets each partition and the bucket's partition count.
-        """
-        count = self._client.partition_count
-        self.partition_ids = tuple(p for p in self.partition_ids if not is_left_out(p, count))
-
     def positions(self) -> Mapping[int, PartitionPosition]:
         """Return the position of every partition to be read (invariant 2).
 

@@ -77,12 +77,7 @@ OPTIONS: Final = (
     _Option("pollMs", "streams only: how long an idle query waits for a change", "200"),
     _Option("noValue", "true: the column value is null and values are not sent", "false"),
     _Option("meta", "true: the column meta holds lineage and sidecar of each change", "false"),
-    _Option(
-        "pushdown",
-        "batch reads only, true: filters by partition, seqno and key are applied here; needs "
-        "spark.sql.python.filterPushdown.enabled and a load() for each query",
-        "false",
-    ),
+    _Option("pushdown", "only false: use partitions and keyPrefix", "false"),
     _Option("keyPrefix", "only keys whose text form begins so"),
     _Option(
         "rollback",
@@ -123,7 +118,6 @@ class SourceOptions:
     poll_ms: int = 200
     has_values: bool = True
     has_meta: bool = False
-    has_pushdown: bool = False
     key_prefix: str = ""
     repairs: bool = False
     """Whether the sink repairs what a rollback row tells it (option rollback)."""
@@ -158,6 +152,7 @@ def parse_options(
     values = _DEFAULTS | {_NAMES[name.lower()]: value for name, value in given.items()}
     if not values["bucket"]:
         raise _bad("bucket", "", "name the bucket to read: .option('bucket', NAME)")
+    _read(values, "pushdown", _no_pushdown)
     user = values["user"] or environ.get("MILLSTREAM_USER") or None
     return SourceOptions(
         hosts=_read(values, "hosts", _hosts),
@@ -175,7 +170,6 @@ def parse_options(
         poll_ms=_read(values, "pollMs", _number(0, POLL_MS_MAX)) or 0,
         has_values=not _read(values, "noValue", _flag),
         has_meta=_read(values, "meta", _flag),
-        has_pushdown=_read(values, "pushdown", _flag),
         key_prefix=_read(values, "keyPrefix", _key_prefix),
         repairs=_read(values, "rollback", _repairs),
         is_durable_only=_read(values, "durableOnly", _flag),
@@ -276,6 +270,15 @@ def _flag(text: str) -> bool:
     if text.lower() not in ("true", "false"):
         raise ValueError("write true or false")
     return text.lower() == "true"
+
+
+def _no_pushdown(text: str) -> None:
+    if _flag(text):
+        raise ValueError(
+            "PySpark keeps the filters of one query for later queries of the same DataFrame, and "
+            "these would lack rows. Leave the option out: where() works without it. To read less, "
+            "use partitions, keyPrefix, startingOffsets and endingOffsets"
+        )
 
 
 def _has_tombstones(values: Mapping[str, str]) -> bool:

@@ -19,6 +19,7 @@ from __future__ import annotations
 import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import closing
+from functools import partial
 from typing import Final
 
 import pyarrow as pa
@@ -32,8 +33,8 @@ from millstream.model.position import FailoverLog
 from millstream.pipelines.change_stream.control import RENEW_EVERY_S, open_again
 from millstream.pipelines.change_stream.options import SourceOptions
 from millstream.pipelines.change_stream.patience import Wait, advised, ask_again
-from millstream.pipelines.change_stream.pushdown import Pushed
 from millstream.pipelines.change_stream.ranges import RangeRead, read_committed
+from millstream.pipelines.change_stream.row_filter import rows_wanted
 from millstream.pipelines.change_stream.schema import (
     OP_ROLLBACK,
     OP_SWEEP,
@@ -169,10 +170,7 @@ def committed_batches(
 
 
 def pinned_batches(
-    options: SourceOptions,
-    form: RowForm,
-    reads: Sequence[RangeRead],
-    pushed: Pushed | None = None,
+    options: SourceOptions, form: RowForm, reads: Sequence[RangeRead]
 ) -> Iterator[pa.RecordBatch]:
     """Yield the rows of a batch read, exactly as of the leases it was planned with.
 
@@ -188,7 +186,9 @@ def pinned_batches(
     source = NodeRanges(options, with_values=form.has_values, with_meta=form.has_meta)
     try:
         held = _held(source, reads, can_move=options.ending_offsets == "latest")
-        yield from _batches(options, form, _branches(held), _kept(source, held), pushed)
+        frames = _kept(source, held)
+        is_live_only = not options.has_tombstones
+        yield from _batches(options, form, _branches(held), frames, is_live_only=is_live_only)
     finally:
         source.close()
 
@@ -235,19 +235,20 @@ def _batches(
     form: RowForm,
     branches: Mapping[int, int],
     chunks: Iterable[bytes],
-    pushed: Pushed | None = None,
+    *,
+    is_live_only: bool = False,
 ) -> Iterator[pa.RecordBatch]:
     table = branch_table(branches)
-    wanted = (pushed or Pushed()).beginning(options.key_prefix)
+    wanted = partial(rows_wanted, key_prefix=options.key_prefix, is_live_only=is_live_only)
     columns, size = Columns(), 0
     for chunk in chunks:
         cut_columns(chunk, columns)
         size += len(chunk)
         if size >= BATCH_BYTES or len(columns) >= BATCH_ROWS:
-            yield form.batch(columns, table, wanted.mask(columns))
+            yield form.batch(columns, table, wanted(columns))
             columns, size = Columns(), 0
     if len(columns):
-        yield form.batch(columns, table, wanted.mask(columns))
+        yield form.batch(columns, table, wanted(columns))
 
 
 def _branches(reads: Sequence[RangeRead]) -> dict[int, int]:

@@ -44,7 +44,9 @@ def test_a_lease_lives_until_its_time_is_over() -> None:
     assert bucket.lease_hold(lease_id, 1) == holds[1]
     bucket.leases.release(lease_id, [1])
     assert bucket.lease_hold(lease_id, 1) is None
+    assert bucket.leases.holds(lease_id) == {0: holds[0]}
     now[0] += 2 * SECOND
+    assert bucket.leases.holds(lease_id) == {}
     assert bucket.lease_hold(lease_id, 0) is None
     assert bucket.leases.renew(lease_id, 10) is None
     assert not bucket.leases

@@ -7,7 +7,6 @@ from millstream.pipelines.change_stream import control
 from millstream.pipelines.change_stream.batch_plan import plan_batch
 from millstream.pipelines.change_stream.offsets import Offset, OffsetEntry
 from millstream.pipelines.change_stream.options import Edge, SourceOptions
-from millstream.pipelines.change_stream.pushdown import Pushed
 from millstream.pipelines.change_stream.ranges import RangeRead
 from support.pipelines.node_double import FalseClient, FalseNode
 
@@ -26,14 +25,13 @@ def client(monkeypatch: pytest.MonkeyPatch) -> FalseClient:
 def planned(
     starting: Edge = "earliest",
     ending: Edge = "latest",
-    pushed: Pushed | None = None,
     reconnect_s: float = 600,
 ) -> list[RangeRead]:
     options = SourceOptions(
         hosts="h", bucket="b", starting_offsets=starting, ending_offsets=ending,
         reconnect_s=reconnect_s,
     )  # fmt: skip
-    return plan_batch(options, pushed)
+    return plan_batch(options)
 
 
 def closed(client: FalseClient, seqno: int) -> Offset:
@@ -106,23 +104,3 @@ def test_offsets_of_another_bucket_are_refused(client: FalseClient) -> None:
     for starting, ending in ((other, "latest"), ("earliest", other)):
         with pytest.raises(UsageError, match="the offset is one of bucket"):
             planned(starting, ending)  # type: ignore[arg-type]
-
-
-def test_filters_spare_partitions_and_the_ends_of_ranges(client: FalseClient) -> None:
-    reads = planned(pushed=Pushed(partition_ids=frozenset({1}), seqno_min=3, seqno_max=4))
-    assert [(read.partition_id, read.begin, read.end) for read in reads] == [(1, 2, 4)]
-    assert (reads[0].snap_start, reads[0].snap_end) == (2, 2)
-    assert reads[0].uuid == client._node.partitions[1].failover_log[0].uuid
-    assert not client._node.partitions[0].leases
-    assert planned(pushed=Pushed(partition_ids=frozenset())) == []
-    assert planned(pushed=Pushed(seqno_min=9)) == []
-    assert planned(pushed=Pushed(seqno_max=-1)) == []
-    started = planned(closed(client, 3), pushed=Pushed(seqno_min=2))
-    assert [(read.begin, read.end) for read in started] == [(3, 5)] * 2
-
-
-def test_a_range_is_not_begun_where_tombstones_after_it_are_gone(client: FalseClient) -> None:
-    for partition in client._node.partitions.values():
-        partition.purge(4)
-    assert [read.begin for read in planned(pushed=Pushed(seqno_min=3))] == [0, 0]
-    assert [read.begin for read in planned(pushed=Pushed(seqno_min=5))] == [4, 4]

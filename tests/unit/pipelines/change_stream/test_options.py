@@ -84,6 +84,13 @@ def test_a_sink_that_repairs_says_so() -> None:
             parsed(**wrong)
 
 
+def test_pushdown_is_refused() -> None:
+    parsed(pushdown="false")
+    with pytest.raises(UsageError, match="use partitions, keyPrefix") as caught:
+        parsed(pushdown="true")
+    assert caught.value.code == "bad_option"
+
+
 def test_partitions_are_numbers_and_ranges() -> None:
     assert parsed(partitions="7, 0-2,2").partition_ids == (0, 1, 2, 7)
 

@@ -211,8 +211,8 @@ def _measure(
     """Answer where what a lease shows reaches the limits of the request."""
     rows_max, bytes_max = (max(1, limit) for limit in _LIMITS.unpack_from(packet.value))
     pieces_max = max(1, PIECES_MAX // len(named))
-    holds = ((p, bucket.leases.hold(lease_id, p), after) for p, after in dict(named).items())
-    asked = [(bucket.partitions[p], hold, after) for p, hold, after in holds if hold is not None]
+    holds = bucket.leases.holds(lease_id)
+    asked = [(bucket.partitions[p], holds[p], at) for p, at in dict(named).items() if p in holds]
 
     def answered(found: Mapping[int, Sequence[Piece]] | Status) -> bytes:
         if isinstance(found, Status):
