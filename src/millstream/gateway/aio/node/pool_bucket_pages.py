@@ -13,6 +13,7 @@ Source: the REST API of Couchbase Server, "Buckets".
 from __future__ import annotations
 
 from collections.abc import Mapping
+from functools import partial
 from typing import Any, Final
 from urllib.parse import parse_qs
 
@@ -21,11 +22,13 @@ from aiohttp import web
 from millstream.errors import MillstreamError, UsageError
 from millstream.gateway.aio.answers import NODE_API, answer, asker, read_body, require
 from millstream.gateway.aio.databases.making import change_bucket, create_bucket, drop_bucket
+from millstream.gateway.aio.parsing import understood
 from millstream.model.limits import PARTITIONS_DEFAULT
 
 __all__ = ["FORM_BYTES_MAX", "read_form", "refusal", "routes"]
 
 FORM_BYTES_MAX: Final = 64 * 1024
+"""Body of a form about a bucket or a user."""
 _EXISTS: Final = "Bucket with given name already exists"
 """By these words SDKs know why."""
 _MEGABYTE: Final = 1024 * 1024
@@ -86,9 +89,10 @@ async def read_form(request: web.Request) -> dict[str, str]:
     """
     try:
         text = (await read_body(request, FORM_BYTES_MAX)).decode()
-        return {name: values[-1] for name, values in parse_qs(text, errors="strict").items()}
+        values = await understood(request, partial(parse_qs, text, errors="strict"))
     except UnicodeDecodeError:
         raise UsageError("the form is not UTF-8", code="bad_request") from None
+    return {name: those[-1] for name, those in values.items()}
 
 
 def _number(form: Mapping[str, str], name: str, default: int | None = None) -> int | None:

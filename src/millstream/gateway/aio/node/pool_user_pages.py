@@ -29,6 +29,7 @@ from millstream.gateway.aio.answers import NODE_API, answer, require
 from millstream.gateway.aio.documents.attachment_pages import answer_attachment
 from millstream.gateway.aio.node.pool_bucket_pages import read_form, refusal
 from millstream.gateway.aio.node.pool_pages import not_here
+from millstream.gateway.aio.parsing import understood
 from millstream.gateway.core.pool_users import (
     LOCAL,
     parse_groups,
@@ -61,7 +62,8 @@ async def _put(request: web.Request) -> web.Response:
     api, name = request.app[NODE_API], request.match_info["name"]
     try:
         form = await read_form(request)
-        rights, groups = parse_rights(form), parse_groups(form)
+        rights = await understood(request, parse_rights, form)
+        groups = await understood(request, parse_groups, form)
         user = await asyncio.to_thread(
             api.users.change, name, password=form.get("password"), rights=rights, groups=groups
         )

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import threading
 from typing import Any
 
 import pytest
 
 from millstream.errors import UnavailableError
+from millstream.gateway.aio.node import pool_bucket_pages, pool_user_pages
 
 PATH = "/settings/rbac"
 PLACES = ("users", "users/local", "users/local/bob", "users/external", "roles", "groups", "x/y")
@@ -138,3 +140,23 @@ async def test_a_bucket_of_this_name_may_be_unknown_yet(
         told = await guarded.request(method, f"{PATH}/{place}", data=form, headers=ada)
         assert (await body(told, 503))["error"] == "buckets_unknown"
     assert guarded_node.users.get("fay") is None
+
+
+async def test_a_long_form_is_read_beside_the_loop(
+    monkeypatch: pytest.MonkeyPatch, guarded: Any, body: Any, ada: Any
+) -> None:
+    """One of 60 KB took 16 ms."""
+    threads = set[int]()
+    for module, name in ((pool_bucket_pages, "parse_qs"), (pool_user_pages, "parse_rights")):
+        call = getattr(module, name)
+
+        def noted(*given: Any, call: Any = call, **named: Any) -> Any:
+            threads.add(threading.get_ident())
+            return call(*given, **named)
+
+        monkeypatch.setattr(module, name, noted)
+    form = {"password": "a password", "roles": ",".join(["admin"] * 5000)}
+    answer = await guarded.put(f"{PATH}/users/local/long", data=form, headers=ada)
+    assert answer.status == 200
+    assert threads
+    assert threading.get_ident() not in threads
