@@ -44,6 +44,10 @@ class Pieces:
         """Return whether no more rows are taken."""
         return len(self.found) >= self.pieces_max
 
+    def stop(self) -> None:
+        """Take no more rows once there is a piece: the others are left for another request."""
+        self.pieces_max = max(1, len(self.found))
+
     def add(self, sizes: Sequence[int], seqno_at: Callable[[int], int]) -> None:
         """Add rows by their bytes; `seqno_at` returns the seqno of one by its index."""
         totals, begin = [0, *accumulate(sizes)], 0

@@ -101,9 +101,17 @@ async def test_a_request_that_takes_long_leaves_partitions_out(
     monkeypatch.setattr(measuring, "MEASURE_S", -1.0)
     asked = []
     for p in range(2):
-        partition = new_partition(p)
-        partition.put(b"k", b"v", 0, 0, 0, 0, NOW)
+        log = LogDouble()
+        partition = new_partition(p, log=log)
+        for n in range(5):
+            partition.put(b"k%d" % n, b"v", 0, 0, 0, 0, NOW)
+        if p == 0:
+            log.take(partition)
+            partition.queue.collect(0)
         hold = partition.open_hold()
         assert hold is not None
         asked.append((partition, hold, 0))
-    assert list(await measured(*asked)) == [0]
+    (log_piece,) = (await measured(*asked))[0]
+    assert (log_piece.end, log_piece.rows) == (1, 1)
+    found = await measured(asked[1])
+    assert sum(piece.rows for piece in found[1]) == found[1][-1].end

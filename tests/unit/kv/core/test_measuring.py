@@ -38,5 +38,16 @@ def test_what_is_beyond_the_last_piece_is_left() -> None:
     assert pieces.finish(10) == [Piece(2, 2, 2), Piece(4, 2, 2), Piece(6, 2, 2)]
 
 
+def test_a_stop_leaves_the_rest_once_there_is_a_piece() -> None:
+    pieces = Pieces(2, 100, 9)
+    pieces.stop()
+    pieces.add([1] * 9, lambda at: at + 1)
+    assert pieces.finish(9) == [Piece(2, 2, 2)]
+    small = Pieces(20, 100, 9)
+    small.stop()
+    small.add([1] * 9, lambda at: at + 1)
+    assert small.finish(9) == [Piece(9, 9, 9)]
+
+
 def test_nothing_is_one_empty_piece() -> None:
     assert Pieces(2, 100, 3).finish(7) == [Piece(7, 0, 0)]
