@@ -137,7 +137,9 @@ class LocalNode:
                 return await self._histories(running.bucket, asked)
             case WantedFigures(partitions=numbers):
                 self._check(running.bucket, asked)
-                return await self._own.figures(bucket, numbers)
+                figures = await self._own.figures(bucket, numbers)
+                self._check_active(running.bucket, numbers)  # one that left counts as empty
+                return figures
             case stored.ReadLocal(id=doc_id):
                 await self._check_owner(bucket, doc_id)
                 found = await self._own.read_local(bucket, doc_id)
@@ -269,8 +271,8 @@ class LocalNode:
                 await walk.wait(min(wanted.wait_s, WAIT_S_MAX))
             finally:
                 walk.close()
-            self._check_active(bucket, wanted.partitions)
         await self._changes.of(bucket.name).known()
+        self._check_active(bucket, wanted.partitions)  # after all waits: none has left
         return own_histories(bucket, wanted.partitions, self._purges.said(bucket.name))
 
     def _walk(

@@ -41,6 +41,8 @@ from millstream.gateway.core.bucket_parts import (
     WantedFigures,
     WantedHistories,
 )
+from millstream.kv.aio.documents.changes import BucketChanges
+from millstream.kv.core.partition.acknowledgement import Acknowledged
 from millstream.kv.core.revisions.revision_store import Kept, Version
 from millstream.model.partitions import PartitionState
 from millstream.model.position import Position
@@ -174,6 +176,29 @@ async def test_a_partition_that_is_stopped_is_not_written(nodes: SharingNodes) -
     refusal = await write(nodes, doc_id, None, packed())
     assert isinstance(refusal, Refused)
     assert refusal.code == "not_my_partition"
+
+
+@pytest.mark.parametrize("wanted", [WantedFigures, WantedHistories])
+async def test_a_partition_that_leaves_while_it_is_asked_for_is_not_shown_as_empty(
+    nodes: SharingNodes,
+    monkeypatch: pytest.MonkeyPatch,
+    wanted: type[WantedFigures | WantedHistories],
+) -> None:
+    doc_id = nodes.id_at("a")
+    assert isinstance(await write(nodes, doc_id, None, packed()), Placed)
+    partition = nodes["a"].running.bucket.partition_for(doc_id.encode())
+    number, known = partition.partition_id, BucketChanges.known
+
+    async def known_after_it_left(changes: BucketChanges) -> None:
+        await known(changes)
+        await nodes.set_state("a", number, PartitionState.DEAD)
+        partition.acknowledged = Acknowledged(partition)
+        partition.acknowledged.set_rows((("a", "b"),), "a")  # b has it now, a is its copy
+
+    monkeypatch.setattr(BucketChanges, "known", known_after_it_left)
+    with pytest.raises(UnavailableError) as caught:
+        await nodes["a"].stored.answer(BUCKET, wanted(UUID, [number]))
+    assert caught.value.code == "not_my_partition"
 
 
 def asked_of(nodes: SharingNodes) -> list[Any]:
