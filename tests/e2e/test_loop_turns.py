@@ -32,7 +32,7 @@ LARGE = b'{"large":"' + b"x" * (16 * MIB) + b'"}'
 SENT = LARGE[: 8 * MIB] + b'"}'
 """Half as long: two copies in one step, which may find no memory warm in this process."""
 LEAVES = 2000
-DOCUMENTS = 3000
+DOCUMENTS, COUNTED = 3000, 20_000
 JSON = {"Accept": "application/json"}
 
 
@@ -181,6 +181,22 @@ def test_no_request_holds_the_loop(served: Served, kind: str) -> None:
         served.steps.longest_ms = 0.0
         assert served.ask(method, path.format(number), data, headers).status == status
         longest_ms.append(served.steps.longest_ms)
+        if longest_ms[-1] < STEP_MS_MAX:
+            break
+    assert min(longest_ms) < STEP_MS_MAX, longest_ms
+
+
+def test_the_first_count_of_many_documents_holds_up_nothing(served: Served) -> None:
+    longest_ms = []
+    for number in range(TRIES):
+        served.put(f"/counted-{number}", b"")
+        for begin in range(0, COUNTED, 5000):
+            docs = [{"_id": f"{n}"} for n in range(begin, begin + 5000)]
+            served.put(f"/counted-{number}/_bulk_docs", {"docs": docs})
+        served.steps.longest_ms = 0.0
+        assert served.ask("GET", f"/counted-{number}").json["doc_count"] == COUNTED
+        longest_ms.append(served.steps.longest_ms)
+        assert served.ask("DELETE", f"/counted-{number}").status == 200
         if longest_ms[-1] < STEP_MS_MAX:
             break
     assert min(longest_ms) < STEP_MS_MAX, longest_ms

@@ -1,8 +1,9 @@
-"""The pace of long jobs in the event loop: work a little, rest a little longer.
+"""The pace of work in the event loop: jobs rest after each step, requests let others run.
 
 Invariants:
 1. A job that calls `breathe` after each small piece holds the loop for `STEP_S` and one piece at a
    time, and takes at most one part in 1 + `REST_FACTOR` of it, unless it asks for more.
+2. A request that calls `give` after each small piece holds the loop for `STEP_S` and one piece.
 
 Elsewhere: what the jobs do.
 """
@@ -14,10 +15,10 @@ from collections.abc import Callable
 from time import perf_counter
 from typing import Final
 
-__all__ = ["REST_FACTOR", "STEP_S", "Pace"]
+__all__ = ["REST_FACTOR", "STEP_S", "Pace", "Turns"]
 
 STEP_S: Final = 0.002
-"""How long a job works before it lets others run."""
+"""How long a job or a request works before it lets others run."""
 REST_FACTOR: Final = 4
 """How much longer it rests than it worked."""
 
@@ -54,3 +55,24 @@ class Pace:
     def restart(self) -> None:
         """A new step begins: the job has waited for something else."""
         self._began = self._now_s()
+
+
+class Turns:
+    """Gives others a turn where a request has been working for long."""
+
+    __slots__ = ("_end_s", "_loop")
+
+    def __init__(self) -> None:
+        self._loop = asyncio.get_running_loop()
+        self._end_s = self._loop.time() + STEP_S
+
+    @property
+    def is_over(self) -> bool:
+        """Return whether the request has worked for `STEP_S`."""
+        return self._loop.time() > self._end_s
+
+    async def give(self) -> None:
+        """Let other tasks run if the turn is over."""
+        if self.is_over:
+            await asyncio.sleep(0)
+            self._end_s = self._loop.time() + STEP_S

@@ -24,13 +24,12 @@ from millstream.documents.reading import Piece
 from millstream.errors import MillstreamError
 from millstream.gateway.aio.answers import SHARES
 from millstream.gateway.aio.room import hold_copies
+from millstream.runtime.pace import Turns
 
 __all__ = [
     "GONE_CHECK_S",
     "SENT_BYTES_MAX",
-    "TURN_SECONDS",
     "WHOLE_BYTES_MAX",
-    "Turns",
     "WhileThere",
     "as_they_come",
     "forget_frames",
@@ -41,26 +40,10 @@ __all__ = [
 _LOG = logging.getLogger(__name__)
 GONE_CHECK_S: Final = 0.5
 """How often is looked whether the client of a query that waits is still there."""
-TURN_SECONDS: Final = 0.002
-"""How long a request of many documents works before others have a turn."""
 WHOLE_BYTES_MAX: Final = 64 * 1024
 """What an answer may have to leave as a whole, with its length in front."""
 SENT_BYTES_MAX: Final = 256 * 1024
 """Handed to a connection in one go."""
-
-
-class Turns:
-    """Gives others a turn where one has been working for long."""
-
-    def __init__(self) -> None:
-        self._loop = asyncio.get_running_loop()
-        self._end_s = self._loop.time() + TURN_SECONDS
-
-    async def give(self) -> None:
-        """Let other tasks run if this one has run for `TURN_SECONDS`."""
-        if self._loop.time() > self._end_s:
-            await asyncio.sleep(0)
-            self._end_s = self._loop.time() + TURN_SECONDS
 
 
 class WhileThere:

@@ -7,6 +7,7 @@ import pytest
 from millstream.errors import UnavailableError
 from millstream.gateway.aio import streaming
 from millstream.gateway.aio.streaming import Turns
+from millstream.runtime import pace
 
 VIEW = "/orders/_design/sales/_view/by"
 ROW = b'{"id":"a","key":1,"value":"' + b"x" * 1000 + b'"}'
@@ -119,7 +120,7 @@ async def test_others_have_turns(monkeypatch):
     turns = Turns()
     await turns.give()
     assert others == []
-    monkeypatch.setattr(streaming, "TURN_SECONDS", 0.0)
+    monkeypatch.setattr(pace, "STEP_S", 0.0)
     turns = Turns()
     await turns.give()
     assert others == [1]

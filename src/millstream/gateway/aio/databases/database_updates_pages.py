@@ -26,9 +26,10 @@ from aiohttp import web
 from millstream.errors import ConditionError, MillstreamError
 from millstream.gateway.aio.answers import NODE_API, STILL, require
 from millstream.gateway.aio.documents.changes_pages import stream_at_once, with_heartbeats
-from millstream.gateway.aio.streaming import Turns, WhileThere
+from millstream.gateway.aio.streaming import WhileThere
 from millstream.gateway.core.changes import ChangesQuery, parse_changes
 from millstream.gateway.core.database_updates import DatabaseUpdates, Event, Seen
+from millstream.runtime.pace import Turns
 
 __all__ = ["LOOK_S", "UPDATES", "NodeUpdates", "routes"]
 

@@ -18,7 +18,6 @@ from typing import Any, Final
 
 from millstream.documents.stored import Attachment
 from millstream.errors import UsageError
-from millstream.gateway.aio.streaming import Turns
 from millstream.gateway.core.api.documents import DocumentApi
 from millstream.gateway.core.attachments import (
     ATTACHMENT_BYTES_MAX,
@@ -30,6 +29,7 @@ from millstream.gateway.core.attachments import (
     decoded,
     is_compressible,
 )
+from millstream.runtime.pace import Turns
 
 __all__ = [
     "BASE64_PIECE_CHARACTERS", "PIECE_BYTES", "content_of", "content_type_of", "in_base64",

@@ -66,11 +66,12 @@ from millstream.gateway.aio.parsing import (
     taken_apart,
     worked,
 )
-from millstream.gateway.aio.streaming import Turns, stream
+from millstream.gateway.aio.streaming import stream
 from millstream.gateway.core.api.documents import DocumentApi
 from millstream.gateway.core.document_options import OPEN_REVS_MAX, is_true, parse_revs
 from millstream.gateway.core.errors import body_of
 from millstream.gateway.core.multipart import end, missing_part
+from millstream.runtime.pace import Turns
 
 __all__ = [
     "BULK_BYTES_MAX", "REVISIONS_ASKED_MAX", "REVISIONS_OF_ONE_MAX", "REVISIONS_QUICK_MAX",

@@ -49,7 +49,6 @@ from millstream.gateway.aio.queries.selecting import which_pass
 from millstream.gateway.aio.room import hold_copies
 from millstream.gateway.aio.streaming import (
     WHOLE_BYTES_MAX,
-    Turns,
     WhileThere,
     send_pieces,
     stream,
@@ -69,6 +68,7 @@ from millstream.gateway.core.mango_answers import LargeSelector
 from millstream.kv.core.revisions.changes_feed import Piece
 from millstream.replication.core.coverage import Record, record_to_json
 from millstream.runtime.long_calls import run_apart
+from millstream.runtime.pace import Turns
 from millstream.views.core.mango.selectors import parse_selector
 from millstream.wire.frames import seqno_of
 

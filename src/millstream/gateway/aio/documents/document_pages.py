@@ -57,13 +57,14 @@ from millstream.gateway.aio.documents.documents_out import (
 from millstream.gateway.aio.documents.old_contents import with_old
 from millstream.gateway.aio.documents.writing import Edit, Stored, write_one
 from millstream.gateway.aio.parsing import parsed, prepare, worked
-from millstream.gateway.aio.streaming import WHOLE_BYTES_MAX, Turns, stream
+from millstream.gateway.aio.streaming import WHOLE_BYTES_MAX, stream
 from millstream.gateway.core.document_options import (
     DocumentOptions,
     parse_options,
     prefers_json,
 )
 from millstream.gateway.core.documents import as_etag, is_batch, named_rev, names_etag
+from millstream.runtime.pace import Turns
 
 __all__ = [
     "DOCUMENT_BYTES_MAX", "DOCUMENT_ID", "DOCUMENT_PATHS", "document_of", "may_read", "may_write",

@@ -32,10 +32,11 @@ from millstream.gateway.aio.answers import (
 from millstream.gateway.aio.documents.documents_out import inline_pieces
 from millstream.gateway.aio.listing import asked_list
 from millstream.gateway.aio.parsing import interpreted, prepare, worked
-from millstream.gateway.aio.streaming import Turns, WhileThere, stream
+from millstream.gateway.aio.streaming import WhileThere, stream
 from millstream.gateway.core.api.documents import DocumentApi
 from millstream.gateway.core.api.node import NodeApi
 from millstream.gateway.core.listing import id_bytes, keys_asked, parse_listings
+from millstream.runtime.pace import Turns
 from millstream.views.core.query.parameters import (
     MISSING,
     QUERY_BODY_BYTES_MAX,

@@ -2,7 +2,7 @@
 
 Invariants:
 1. Whoever asks needs the right `read`.
-2. The loop is given back after `TURN_DOCUMENTS` documents or `TURN_SECONDS`, also of those that
+2. The loop is given back after `TURN_DOCUMENTS` documents or `STEP_S`, also of those that
    are looked at in vain; what may take long of one document runs elsewhere (`selecting`).
 3. A wrong query is refused before anything is read; what fails later is cut off.
 
@@ -32,7 +32,7 @@ from millstream.gateway.aio.answers import (
 from millstream.gateway.aio.parsing import SMALL_TEXT_BYTES, understood
 from millstream.gateway.aio.queries.mango_index_pages import indexes_of_bucket
 from millstream.gateway.aio.queries.selecting import selected
-from millstream.gateway.aio.streaming import Turns, WhileThere, stream
+from millstream.gateway.aio.streaming import WhileThere, stream
 from millstream.gateway.core.api.node import NodeApi
 from millstream.gateway.core.mango_answers import (
     LargeSelector,
@@ -43,6 +43,7 @@ from millstream.gateway.core.mango_answers import (
     rows_in,
 )
 from millstream.runtime.long_calls import run_apart
+from millstream.runtime.pace import Turns
 from millstream.views.core.mango.finding import Find, Place, parse_find
 from millstream.views.core.mango.planning import Index, Plan
 from millstream.views.core.mango.selectors import Selector

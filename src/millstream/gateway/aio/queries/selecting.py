@@ -20,7 +20,6 @@ from typing import Final
 
 from millstream.documents.reading import Piece
 from millstream.gateway.aio.parsing import SMALL_TEXT_BYTES
-from millstream.gateway.aio.streaming import Turns
 from millstream.gateway.core.mango_answers import (
     LargeSelector,
     judged,
@@ -29,6 +28,7 @@ from millstream.gateway.core.mango_answers import (
     pass_of,
 )
 from millstream.runtime.long_calls import run_apart
+from millstream.runtime.pace import Turns
 from millstream.views.core.mango.paths import Path
 from millstream.views.core.mango.selectors import Selector
 

@@ -7,6 +7,7 @@ Invariants:
 3. A small answer over all partitions is ordered by time; a large one goes partition by partition.
    So does an answer over some partitions: its caller orders it with the others.
 4. When a bucket is no longer served, all its walks end.
+5. The loop gets control after `STEP_S`, also where all changes are in memory.
 
 Elsewhere: what is read, and positions (`kv.core.revisions.changes_feed`), the pages
 (`gateway.aio.documents.changes_pages`).
@@ -40,6 +41,7 @@ from millstream.kv.core.revisions.changes_feed import (
     lasting_mark,
 )
 from millstream.model.position import Position
+from millstream.runtime.pace import Turns
 
 __all__ = [
     "ORDERED_BYTES_MAX", "ORDERED_CHANGES_MAX", "SUSPENDED_SECONDS_MAX", "SUSPENDED_WAIT_S",
@@ -90,6 +92,7 @@ class Changes:
         self.news = asyncio.Event()
         """Set when there may be more to read, or the bucket is no longer served."""
         self._is_closed = self._is_dropped = False
+        self._turns: Turns
         epoch = max(start.purge_epoch, purge_epoch())
         self.tokens = TokenWriter(Vector(start.origin, self._feed.positions, epoch))
         """Position of the reader; advanced by whoever sends it changes."""
@@ -134,6 +137,7 @@ class Changes:
             UnavailableError: `not_my_partition`; `temporarily_unavailable`.
         """
         await self._settled()
+        self._turns = Turns()
         numbers = self._feed.behind()
         if self._is_ordered and numbers and self._feed.lag() <= ORDERED_CHANGES_MAX:
             for gathered in in_order_of_time(await self._gather(numbers)):
@@ -165,6 +169,9 @@ class Changes:
         A partition that began to change after the walk was begun is waited for: it may have some.
         """
         walk = self._feed.walks[number]
+        if self._turns.is_over:
+            await self._turns.give()
+            self._check_served()
         while True:
             while walk.begin():
                 piece = walk.from_memory()

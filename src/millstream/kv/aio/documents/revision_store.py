@@ -4,7 +4,7 @@ Invariants:
 1. A result that is to be durable is durable when it is returned. Otherwise the error is
    `ambiguous`: history was rolled back, or the durability is unknown.
 2. Changes requested together wait for the disk together.
-3. The loop gets control after `TURN_SECONDS`.
+3. The loop gets control after `STEP_S`.
 4. A document with many branches is read and decided on in a thread. The decision is written if the
    document has not changed in between.
 5. Several changes of one document requested together are decided in order, each on the result of
@@ -37,13 +37,12 @@ from millstream.kv.core.revisions.revision_store import (
     RevisedDocuments,
     Version,
 )
+from millstream.runtime.pace import Turns
 
 __all__ = [
-    "BESIDE_TRIES_MAX", "QUICK_SIDE_BYTES_MAX", "STEPS_SECONDS", "TURN_SECONDS", "DocumentStore",
+    "BESIDE_TRIES_MAX", "QUICK_SIDE_BYTES_MAX", "STEPS_SECONDS", "DocumentStore",
 ]  # fmt: skip
 
-TURN_SECONDS: Final = 0.002
-"""How long documents are changed before other tasks have a turn; one change may take longer."""
 STEPS_SECONDS: Final = 0.003
 """How long changes of one document are combined in the loop before it is stored."""
 QUICK_SIDE_BYTES_MAX: Final = 16 * 1024
@@ -193,9 +192,8 @@ class DocumentStore:
     ) -> list[Made | MillstreamError]:
         """Change documents; return the result of each, in order."""
         done: list[Made | MillstreamError | None] = [None] * len(edits)
-        loop = asyncio.get_running_loop()
-        end_s = loop.time() + SUSPENDED_SECONDS_MAX
-        turn_end_s = loop.time() + TURN_SECONDS
+        turns = Turns()
+        end_s = asyncio.get_running_loop().time() + SUSPENDED_SECONDS_MAX
         for key, numbers in _by_key(edits).items():
             refusal = await self._refusal(key) if is_durable else None
             for number, made in zip(
@@ -206,10 +204,9 @@ class DocumentStore:
                 strict=True,
             ):
                 done[number] = made
-            if loop.time() > turn_end_s:
+            if turns.is_over:
                 self._bucket.changed()
-                await asyncio.sleep(0)
-                turn_end_s = loop.time() + TURN_SECONDS
+                await turns.give()
         self._bucket.changed()
         found = [one for one in done if one is not None]
         assert len(found) == len(edits), "each has its key"
@@ -313,9 +310,8 @@ class DocumentStore:
     ) -> list[Made | MillstreamError]:
         """Write decisions of another node; return the result of each, seqno 0: it has changed."""
         done: list[Made | MillstreamError] = []
-        loop = asyncio.get_running_loop()
-        end_s = loop.time() + SUSPENDED_SECONDS_MAX
-        turn_end_s = loop.time() + TURN_SECONDS
+        turns = Turns()
+        end_s = asyncio.get_running_loop().time() + SUSPENDED_SECONDS_MAX
         for change in changes:
             refusal = await self._refusal(change[0]) if is_durable else None
             if refusal is None:
@@ -326,10 +322,9 @@ class DocumentStore:
                 done.append(made)
             else:
                 done.append(refusal)
-            if loop.time() > turn_end_s:
+            if turns.is_over:
                 self._bucket.changed()
-                await asyncio.sleep(0)
-                turn_end_s = loop.time() + TURN_SECONDS
+                await turns.give()
         self._bucket.changed()
         if is_durable:
             await self._settle(done)

@@ -9,6 +9,7 @@ from millstream.errors import ConditionError, UnavailableError, UsageError
 from millstream.kv.aio.documents import changes as module
 from millstream.model.partitions import PartitionState
 from millstream.model.position import Position
+from millstream.runtime import pace
 from millstream.wire.frames import description_bytes, seqno_of
 from support.streams.changing_bucket import ChangingBucket
 
@@ -74,6 +75,24 @@ async def test_what_is_on_the_disk_is_read_in_a_thread(bucket):
     bucket.write(0, "abcde")
     bucket.partitions[0].forget_memory(3)
     assert await read(begin(bucket)) == [(0, seqno) for seqno in range(1, 6)]
+
+
+async def test_a_walk_over_memory_gives_others_their_turns(bucket, monkeypatch):
+    monkeypatch.setattr(module, "ORDERED_CHANGES_MAX", 0)
+    monkeypatch.setattr(pace, "STEP_S", -1.0)  # each piece takes longer
+    for number in (0, 1):
+        bucket.write(number, "abc")
+    turns = []
+
+    async def other():
+        while True:
+            turns.append(1)
+            await asyncio.sleep(0)
+
+    running = asyncio.ensure_future(other())
+    assert len([piece async for piece in begin(bucket).pieces()]) == 2
+    running.cancel()
+    assert len(turns) >= 2
 
 
 async def test_a_lost_hold_costs_nothing(bucket):

@@ -11,6 +11,7 @@ from millstream.errors import ConditionError, MillstreamError, UnavailableError
 from millstream.kv.aio.documents import revision_store as revised
 from millstream.kv.aio.documents.revision_store import Decide
 from millstream.kv.core.revisions.revision_store import Made
+from millstream.runtime import pace
 from support.kv.running_bucket import LIMIT, conflicting, opened, put
 
 
@@ -64,7 +65,7 @@ async def test_changes_of_one_document_are_stored_once(
 
 async def test_others_have_turns_between(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(revised, "STEPS_SECONDS", 0.0)
-    monkeypatch.setattr(revised, "TURN_SECONDS", 0.0)
+    monkeypatch.setattr(pace, "STEP_S", 0.0)
     engine = await opened(tmp_path)
     turns = 0
 
