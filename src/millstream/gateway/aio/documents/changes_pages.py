@@ -216,8 +216,6 @@ class _Answer:
             return
         async with aclosing(self._walk.pieces()) as pieces:
             async for snapshot, frames, covered in pieces:
-                if len(frames) > 1:
-                    await asyncio.sleep(0)  # to read them took as long as a step
                 while len(frames) > self._step_rows:
                     step, frames = frames[: self._step_rows], frames[self._step_rows :]
                     yield Piece(snapshot, step, seqno_of(step[-1]))

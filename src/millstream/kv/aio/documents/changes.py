@@ -126,18 +126,21 @@ class Changes:
         self._check_served()
         return self._feed.is_suspended or self._feed.lag() > 0
 
-    async def pieces(self) -> AsyncGenerator[Piece, None]:
+    async def pieces(self, turns: Turns | None = None) -> AsyncGenerator[Piece, None]:
         """Yield the changes available now, each partition to the end of one snapshot.
 
         The reader then has all changes that were durable at the beginning, and its position says
         so.
+
+        Args:
+            turns: of a request that reads several walks.
 
         Raises:
             ConditionError: `bucket_not_found`, the bucket was removed.
             UnavailableError: `not_my_partition`; `temporarily_unavailable`.
         """
         await self._settled()
-        self._turns = Turns()
+        self._turns = turns or Turns()
         numbers = self._feed.behind()
         if self._is_ordered and numbers and self._feed.lag() <= ORDERED_CHANGES_MAX:
             for gathered in in_order_of_time(await self._gather(numbers)):
@@ -169,13 +172,13 @@ class Changes:
         A partition that began to change after the walk was begun is waited for: it may have some.
         """
         walk = self._feed.walks[number]
-        if self._turns.is_over:
-            await self._turns.give()
-            self._check_served()
+        await self._give_turns()
         while True:
             while walk.begin():
                 piece = walk.from_memory()
-                if piece is None:
+                if piece is not None:
+                    await self._give_turns()
+                else:
                     chunks = walk.chunks
                     assert chunks is not None
                     piece = walk.from_log(await asyncio.to_thread(next, chunks, None))
@@ -185,6 +188,12 @@ class Changes:
             if not walk.is_suspended:
                 return None
             await self._settled()
+
+    async def _give_turns(self) -> None:
+        """Let others run, between what is read and what its reader does with it, too."""
+        if self._turns.is_over:
+            await self._turns.give()
+            self._check_served()
 
     async def _settled(self) -> None:
         """Wait while a partition is about to change."""

@@ -32,6 +32,7 @@ from millstream.kv.aio.documents.changes import BucketChanges
 from millstream.kv.core.partition.partition import Partition
 from millstream.model.partitions import DESIGN_PREFIX, PartitionState
 from millstream.model.position import Position
+from millstream.runtime.pace import Turns
 from millstream.runtime.tasks import Tasks
 from millstream.storage.core.commit import Changes
 from millstream.wire.frames import description_bytes, seqno_of
@@ -160,12 +161,13 @@ class DocumentCounts:
             await self._changes.known()
             latest = self._changes.latest()
             wanted = range(len(latest.positions)) if numbers is None else numbers
+            turns = Turns()
             for number in wanted:
                 if not self._is_known(number, latest.positions[number]):
                     positions = list(latest.positions)
                     positions[number] = Position()
                     start = latest._replace(positions=tuple(positions))
-                    await self._recount(start, number)
+                    await self._recount(start, number, turns)
             return self._sum(wanted)
 
     def _sum(self, numbers: Iterable[int]) -> Counts:
@@ -236,7 +238,7 @@ class DocumentCounts:
             return True
         return known is not None and known[0] == position
 
-    async def _recount(self, start: Vector, number: int) -> None:
+    async def _recount(self, start: Vector, number: int, turns: Turns) -> None:
         """Count a partition, and follow it from then on."""
         partition = self._changes.partitions[number]
         self._drop(number)
@@ -244,7 +246,7 @@ class DocumentCounts:
         changes = self._changes.open(start, restarts=False, numbers=[number])
         live, deletions = 0, set[int]()
         try:
-            async for piece in changes.pieces():
+            async for piece in changes.pieces(turns):
                 for frame in piece.frames:
                     is_live = _is_live(frame)
                     if is_live:

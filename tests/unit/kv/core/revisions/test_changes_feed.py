@@ -30,7 +30,7 @@ NOWHERE = Position()
 
 @pytest.fixture(autouse=True)
 def _small_steps(monkeypatch):
-    monkeypatch.setattr(changes_feed, "STREAM_STEP_ITEMS_MAX", 1)
+    monkeypatch.setattr(changes_feed, "PIECE_ITEMS_MAX", 1)
 
 
 def _befalls(engine, rng, *, loses):
