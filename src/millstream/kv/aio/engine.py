@@ -316,9 +316,10 @@ class BucketEngine:
                 has become impossible.
         """
         partition = self.bucket.partitions[partition_id]
+        epoch = partition.epoch
         await self.flusher.until_persisted(partition_id, seqno)
         if partition.has_copies:
-            await self._until(partition, lambda: partition.majority_seqno >= seqno)
+            await self._until(partition, epoch, lambda: partition.majority_seqno >= seqno)
 
     async def until_shown(self, partition_id: int, seqno: int) -> None:
         """Return once feeds show a change: it is below a mark that a majority has on disk.
@@ -331,17 +332,18 @@ class BucketEngine:
         partition.awaited_seqno = max(partition.awaited_seqno, seqno)  # copies report it at once
         await self.flusher.until_persisted(partition_id, seqno)
         if partition.has_copies:
-            await self._until(partition, lambda: partition.durable_mark() >= seqno)
+            await self._until(partition, epoch, lambda: partition.durable_mark() >= seqno)
         if partition.epoch != epoch:
             raise UnavailableError(
                 f"partition {partition_id} changed its history meanwhile: ask again",
                 code="ambiguous",
             )
 
-    async def _until(self, partition: Partition, is_reached: Callable[[], bool]) -> None:
-        """Wait until copies have reported enough, or the partition has another history."""
-        bucket, epoch = self.bucket, partition.epoch
-        news = asyncio.Event()
+    async def _until(
+        self, partition: Partition, epoch: int, is_reached: Callable[[], bool]
+    ) -> None:
+        """Wait until copies have reported enough, or the partition is in another epoch."""
+        bucket, news = self.bucket, asyncio.Event()
         bucket.subscribe_durable(news.set)
         try:
             async with asyncio.timeout(MAJORITY_SECONDS_MAX):

@@ -391,7 +391,7 @@ def _texts_of(request: web.Request, bucket: str, query: ChangesQuery) -> TextOf 
 
 
 def _filter_of(request: web.Request, bucket: str, asked: FilterAsked) -> Passes | None:
-    """Return who says which documents pass, None: what they hold is no matter."""
+    """Return the filter of documents by their content; None: there is none."""
     functions = request.app[NODE_API].functions
     if asked.kind == "selector":
         selector = (

@@ -45,7 +45,7 @@ __all__ = [
 ]  # fmt: skip
 
 PIECE_ITEMS_MAX: Final = 256
-"""Changes in memory that are read in one step of the loop: 1.4 ms on a slow machine."""
+"""Changes in memory that are read in one step of the loop."""
 _CAS: Final = Struct(">Q")
 _CAS_AT: Final = 16
 Chunk = tuple[list[bytes], int]
