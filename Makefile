@@ -12,7 +12,7 @@ PYTEST := $(PY) -m pytest $(ARGS)
 HASHED := --require-hashes --no-build-isolation
 
 RUN_SETS  := build core fast spark spark-source demo demo-source
-TEST_SETS := test delta connect notebook
+TEST_SETS := test delta connect notebook browser
 digest    = $(shell cat $(1) | sha256sum | cut -c1-16)
 lock_of   = $(foreach set,$(1),requirements/$(set).txt)
 BASE := $(VENV)/.stamps/base-$(call digest,$(call lock_of,$(RUN_SETS)))
@@ -22,6 +22,7 @@ FUZZ := $(VENV)/.stamps/fuzz-$(call digest,$(call lock_of,fuzz))
 ACCELERATOR := $(VENV)/.stamps/accelerator-$(call digest,requirements/build.txt \
 	$(filter-out %.c,$(wildcard accelerator/*.toml accelerator/src/*/*.*)))
 DOCS := $(VENV)/.stamps/docs-$(call digest,$(call lock_of,docs))
+TSC  := tests/npm/node_modules/.bin/tsc
 # One process more than processors: tests of whole nodes wait for a part of their time.
 PARALLEL     := --numprocesses $(shell expr 1 + `getconf _NPROCESSORS_ONLN`) --dist worksteal
 
@@ -112,6 +113,9 @@ lint: $(TEST) ## style, layers, spelling, house rules
 	@$(VENV)/bin/lint-imports --no-logo --no-cache
 	@$(PY) -m codespell_lib src accelerator tests tools bench docs *.md Makefile pyproject.toml .ci
 	@$(PY) tools/tidy.py
+	@$(PY) tools/vendor_console.py --check
+	@if [ -x $(TSC) ]; then $(TSC) -p tools/console_types.json; \
+	  else echo 'lint: the types of the console were not checked; make test-tools installs the compiler'; fi
 
 types: $(TEST) ## mypy --strict
 	@$(PY) -m mypy

@@ -4,7 +4,7 @@ set -eu
 cd "$(dirname "$0")/.."
 
 # Programs of Debian, and the package each is in; then what npm has, by the lock in tests/npm.
-programs='curl ip memcached memccapable memcslap node npm redis-server redis-cli redis-benchmark etcd diodcat'
+programs='chromium curl ip memcached memccapable memcslap node npm redis-server redis-cli redis-benchmark etcd diodcat'
 packages=''
 for program in $programs; do
     command -v "$program" >/dev/null && continue

@@ -86,7 +86,7 @@ function LogIn(/** @type {{onDone: () => void}} */ { onDone }) {
   </form></main>`;
 }
 
-const THEMES = { "": "System colours", light: "Light", dark: "Dark" };
+const THEMES = { "": "Auto", light: "Light", dark: "Dark" };
 
 function Theme() {
   const [theme, setTheme] = useState(() => localStorage.getItem("theme") || "");
@@ -140,7 +140,7 @@ function App() {
   const [isOut, setOut] = useState(false);
   const read = async () => {
     try {
-      const { userCtx, info, csrf } = await get("/_session");
+      const { userCtx, csrf } = await get("/_session");
       setCsrfToken(csrf);
       const isOpen = !userCtx.name && userCtx.roles.includes("_admin");
       setSession({ name: userCtx.name, roles: userCtx.roles, isAdmin: userCtx.roles.includes("_admin"), isOpen });

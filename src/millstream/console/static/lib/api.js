@@ -135,7 +135,7 @@ export function queryOf(/** @type {Record<string, any>} */ values) {
  * @returns {Resource}
  */
 export function useResource(path, { every = 0, read } = {}) {
-  const [state, setState] = useState({ path, data: undefined, error: null });
+  const [state, setState] = useState(/** @type {{path: string | null, data: any, error: ApiError | null}} */ ({ path, data: undefined, error: null }));
   const again = useRef(() => {});
   const reading = useRef(read);
   reading.current = read;
@@ -180,31 +180,40 @@ export function useResource(path, { every = 0, read } = {}) {
 }
 
 /**
- * Follow server-sent events. The browser connects again by itself; `onState` tells.
+ * Follow server-sent events, while the page is visible: browsers have few connections to one host.
+ * The browser connects again by itself; `onState` tells.
  * @param {string} path
  * @param {Record<string, (data: any) => void>} handlers  event name -> what takes its JSON
  * @param {(isOpen: boolean) => void} [onState]
  * @returns {() => void} ends it
  */
 export function follow(path, handlers, onState = () => {}) {
-  /** @type {EventSource} */
+  /** @type {EventSource | undefined} */
   let source;
   /** @type {ReturnType<typeof setTimeout> | undefined} */
   let timer;
+  const close = () => {
+    clearTimeout(timer);
+    source?.close();
+  };
   const open = () => {
-    source = new EventSource(path);
+    close();
+    if (document.hidden) return;
+    const mine = new EventSource(path);
+    source = mine;
     source.onopen = () => onState(true);
     source.onerror = () => {
       onState(false);
-      if (source.readyState === EventSource.CLOSED) timer = setTimeout(open, RETRY_MS);
+      if (mine.readyState === EventSource.CLOSED) timer = setTimeout(open, RETRY_MS);
     };
     for (const [name, take] of Object.entries(handlers)) {
       source.addEventListener(name, (event) => take(JSON.parse(/** @type {MessageEvent} */ (event).data)));
     }
   };
   open();
+  document.addEventListener("visibilitychange", open);
   return () => {
-    clearTimeout(timer);
-    source.close();
+    document.removeEventListener("visibilitychange", open);
+    close();
   };
 }

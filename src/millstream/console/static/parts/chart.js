@@ -1,7 +1,10 @@
 // @ts-check
 /** Series over time, and sparklines, by uPlot. Colours come from the style sheet. */
-import uPlot from "../vendor/uplot.js";
+import vendored from "../vendor/uplot.js";
 import { html, useEffect, useRef } from "../lib/html.js";
+
+/** @type {any} */
+const uPlot = vendored;
 
 const COLOURS = ["--series-1", "--series-2", "--series-3", "--series-4", "--series-5", "--series-6"];
 
@@ -63,6 +66,7 @@ function optionsOf(/** @type {HTMLElement} */ place, /** @type {Series[]} */ ser
   const [text, grid] = [colour("--text-soft"), colour("--line")];
   const shown = (/** @type {any} */ _, /** @type {number | null} */ value) => (value == null ? "–" : formats.current(value));
   const isNamed = Boolean(named.current);
+  const clock = (/** @type {number} */ seconds, isExact = true) => new Date(seconds * 1000).toLocaleTimeString(undefined, { hour: "2-digit", minute: "2-digit", second: isExact ? "2-digit" : undefined });
   const axis = { stroke: text, grid: { stroke: grid, width: 1 }, ticks: { stroke: grid, width: 1 }, font: "12px system-ui" };
   return {
     width: place.clientWidth || 300,
@@ -71,11 +75,13 @@ function optionsOf(/** @type {HTMLElement} */ place, /** @type {Series[]} */ ser
     cursor: { show: !isSpark, drag: { setScale: false } },
     scales: { x: { time: !isNamed }, y: { range: (/** @type {any} */ _, /** @type {number} */ min, /** @type {number} */ max) => [Math.min(0, min ?? 0), (max || 1) * 1.05] } },
     axes: isSpark ? [{ show: false }, { show: false }] : [
-      isNamed ? { ...axis, values: (/** @type {any} */ _, /** @type {number[]} */ at) => at.map((one) => (Number.isInteger(one) ? String(named.current?.[one] ?? "") : "")) } : axis,
+      isNamed ? { ...axis, values: (/** @type {any} */ _, /** @type {number[]} */ at) => at.map((one) => (Number.isInteger(one) ? String(named.current?.[one] ?? "") : "")) }
+        : { ...axis, values: (/** @type {any} */ _, /** @type {number[]} */ at) => at.map((one) => clock(one, (at[1] ?? 0) - at[0] < 60)) },
       { ...axis, size: 70, values: (/** @type {any} */ _, /** @type {number[]} */ at) => at.map((one) => formats.current(one)) },
     ],
     series: [
-      isNamed ? { label: "group", value: (/** @type {any} */ _, /** @type {number | null} */ at) => (at == null ? "–" : String(named.current?.[at] ?? at)) } : {},
+      isNamed ? { label: "group", value: (/** @type {any} */ _, /** @type {number | null} */ at) => (at == null ? "–" : String(named.current?.[at] ?? at)) }
+        : { label: "Time", value: (/** @type {any} */ _, /** @type {number | null} */ at) => (at == null ? "–" : clock(at)) },
       ...series.map((one, number) => ({
         label: one.name,
         stroke: colour(COLOURS[number % COLOURS.length]),

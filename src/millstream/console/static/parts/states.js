@@ -36,11 +36,11 @@ export function ErrorBox({ error, onRetry, doing = "" }) {
 
 /**
  * Show a resource: its skeleton, its error, or its data; old data stay with a line that says so.
- * @param {{of: import("../lib/api.js").Resource, what?: string, children: (data: any) => any}} props
+ * @param {{of: import("../lib/api.js").Resource, what?: string, rows?: number, children: (data: any) => any}} props
  */
-export function Shown({ of, what = "", children }) {
+export function Shown({ of, what = "", rows, children }) {
   const show = Array.isArray(children) ? children[0] : children;
-  if (of.isLoading) return html`<${Loading} what=${what} />`;
+  if (of.isLoading) return html`<${Loading} what=${what} rows=${rows} />`;
   if (of.data === undefined) {
     return html`<${ErrorBox} error=${of.error} onRetry=${of.refresh} doing=${what && `Reading ${what} failed.`} />`;
   }

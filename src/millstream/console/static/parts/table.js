@@ -36,6 +36,7 @@ export function Table({ label, columns, rows, keyOf, linkOf, isChosen, onEnd, he
   const [top, setTop] = useState(0);
   const box = useRef(/** @type {HTMLElement | null} */ (null));
   const isVirtual = rows.length > VIRTUAL_MIN;
+  /** @type {any[]} */
   const ordered = useMemo(() => (sorted ? inOrder(rows, columns[sorted.column], sorted.isUp) : rows), [rows, sorted, columns.length]);
   const first = isVirtual ? Math.max(0, Math.floor(top / ROW_PX) - MARGIN_ROWS) : 0;
   const count = isVirtual ? Math.ceil(height / ROW_PX) + 2 * MARGIN_ROWS : rows.length;
