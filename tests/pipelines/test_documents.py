@@ -178,3 +178,18 @@ def test_impossible_settings_are_refused_at_once(spark: Any, tmp_path: Path) -> 
         one.join(twice, "carrier")._frames.derive(documents)
     with pytest.raises(UsageError, match="a step has changed _id"):
         one.map(lambda frame: frame.selectExpr("upper(_id) as _id"))._frames.derive(documents)
+
+
+def test_large_documents_pass_through_the_driver_a_few_at_a_time(
+    spark: Any, bucket: BucketUnderTest, tmp_path: Path
+) -> None:
+    """With all of them in one batch, 24 of 10 MB ended a driver with 1 GB."""
+    for number in range(8):
+        bucket.write({f"k{number}": {"n": number, "fill": "x" * 10_000_000}})
+    numbers = changes(spark, "n int", **bucket.options(numPartitions=2)).filter("n >= 0")
+    table = ParquetTarget(tmp_path / "numbers")
+    query = numbers.to(table, tmp_path / "checkpoint", availableNow=True)
+    assert query.awaitTermination(TIMEOUT_S)
+    assert sum(row.n for row in numbers.read(table).collect()) == sum(range(8))
+    rows = [progress["numInputRows"] for progress in query.recentProgress]
+    assert max(rows) <= 3 + 4, rows  # 32 MiB, and a mark of each partition

@@ -46,6 +46,8 @@ __all__ = ["Documents", "Groups", "Table", "changes"]
 
 BATCH_ROWS_MAX: Final = 100_000
 """Default of `maxRowsPerBatch`: a batch is applied in the driver."""
+BATCH_BYTES_MAX: Final = 32 * 1024 * 1024
+"""Default of `maxBytesPerBatch`; one larger document is a batch of its own."""
 JOINS: Final = ("inner", "left", "leftsemi", "leftanti")
 """Kinds of join that make one row of a document, or none."""
 
@@ -71,7 +73,9 @@ def changes(spark: SparkSession, schema: str | StructType, **options: object) ->
         UsageError: `bad_option`, `unknown_option`, `bad_schema`; `needs_classic_session`.
     """
     require_classic(spark, "a pipeline of documents")
-    source = {"maxRowsPerBatch": str(BATCH_ROWS_MAX)}
+    source = {
+        "maxRowsPerBatch": str(BATCH_ROWS_MAX), "maxBytesPerBatch": str(BATCH_BYTES_MAX),
+    }  # fmt: skip
     for name, value in options.items():
         source[name] = str(value).lower() if isinstance(value, bool) else str(value)
     source["rollback"] = "rows"

@@ -41,6 +41,14 @@ from pyspark.sql.types import StructType
 
 from millstream.errors import UsageError
 from millstream.pipelines.change_stream.batch_plan import plan_batch
+from millstream.pipelines.change_stream.document_rows import (
+    ID,
+    META,
+    META_TYPE,
+    DocumentForm,
+    document_form,
+)
+from millstream.pipelines.change_stream.inference import inferred_members
 from millstream.pipelines.change_stream.meta_source import MetaDataSource
 from millstream.pipelines.change_stream.offsets import offset_from_json
 from millstream.pipelines.change_stream.options import SourceOptions, parse_options
@@ -110,8 +118,12 @@ class MillstreamDataSource(DataSource):
 
     def schema(self) -> str:
         """Return all columns; a reader can ask for fewer with `.schema(...)`."""
-        parse_options(self.options)
-        return SPARK_SCHEMA
+        options = parse_options(self.options)
+        if not options.is_typed:
+            return SPARK_SCHEMA
+        members = options.document_schema or inferred_members(options)
+        meta = f", {META} {META_TYPE}" if options.includes_meta else ""
+        return f"{ID} string, {members}{meta}"
 
     def reader(self, schema: StructType) -> MillstreamReader:
         """Return the reader of a batch."""
@@ -127,6 +139,23 @@ class MillstreamDataSource(DataSource):
             raise UsageError(
                 "option tombstones: a stream always has deletions, or what it keeps would keep "
                 "documents that are gone; leave them out with .where(\"op = 'put'\")",
+                code="bad_option",
+            )
+        if options.infers_schema:
+            found = ", ".join(
+                f"`{one.name}` {one.dataType.simpleString()}"
+                for one in schema.fields
+                if one.name not in (ID, META)
+            )
+            raise UsageError(
+                "option inferSchema: a stream that is started again must have the columns it had. "
+                f"Name them; the documents there are now have documentSchema: {found}",
+                code="bad_option",
+            )
+        if options.is_typed and META not in schema.names:
+            raise UsageError(
+                "option includeMeta: a stream has deletions, which only the column _meta tells "
+                "from documents (_meta.op). Set includeMeta to true",
                 code="bad_option",
             )
         return MillstreamStreamReader(options, _form(options, schema))
@@ -147,7 +176,7 @@ class MillstreamDataSource(DataSource):
 class MillstreamReader(DataSourceReader):
     """Reads each partition from its start to an end fixed at planning."""
 
-    def __init__(self, options: SourceOptions, form: RowForm) -> None:
+    def __init__(self, options: SourceOptions, form: RowForm | DocumentForm) -> None:
         self._options = options
         self._form = form
 
@@ -166,7 +195,7 @@ class MillstreamReader(DataSourceReader):
 class MillstreamStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
     """Follows the change stream in micro-batches."""
 
-    def __init__(self, options: SourceOptions, form: RowForm) -> None:
+    def __init__(self, options: SourceOptions, form: RowForm | DocumentForm) -> None:
         self._options = options
         self._form = form
         self._query: Query | None = None
@@ -223,7 +252,9 @@ class MillstreamStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow
         return self._query
 
 
-def _form(options: SourceOptions, schema: StructType) -> RowForm:
+def _form(options: SourceOptions, schema: StructType) -> RowForm | DocumentForm:
+    if options.is_typed:
+        return document_form(schema)
     return row_form(schema, has_values=options.has_values, has_meta=options.has_meta)
 
 

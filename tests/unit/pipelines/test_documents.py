@@ -121,6 +121,7 @@ def test_a_query_reads_with_the_options_given_and_undoes_what_is_lost(tmp_path: 
             "durableOnly": "true",
             "rollback": "rows",
             "maxRowsPerBatch": str(documents.BATCH_ROWS_MAX),
+            "maxBytesPerBatch": str(documents.BATCH_BYTES_MAX),
         },
         "checkpointLocation": str(tmp_path / "c"),
         "name": "late",

@@ -41,6 +41,7 @@ __all__ = [
 
 POLL_MS_MAX: Final = 60_000
 TASKS_MAX: Final = 4_096
+SAMPLE_DOCUMENTS_MAX: Final = 1_000_000
 
 _UNITS: Final = {"ms": 0.001, "s": 1.0, "m": 60.0, "min": 60.0, "h": 3_600.0, "d": 86_400.0}
 
@@ -88,6 +89,18 @@ OPTIONS: Final = (
         "tombstones",
         "batch reads only: whether deletions are rows; default only with startingOffsets",
     ),
+    _Option(
+        "documentSchema",
+        "members of documents that are columns, as DDL: carrier string, dep_delay int; default "
+        "the rows are changes with their value as bytes",
+    ),
+    _Option("inferSchema", "batch reads only: true: find documentSchema from a sample", "false"),
+    _Option("sampleSize", "how many documents inferSchema looks at", "1000"),
+    _Option(
+        "includeMeta",
+        "with documentSchema: whether a column _meta tells of the change; streams need it",
+        "false",
+    ),
     _Option("durableOnly", "true: read no change that a stop of a machine may undo", "false"),
 )
 CONNECTION_OPTIONS: Final = (
@@ -122,8 +135,21 @@ class SourceOptions:
     repairs: bool = False
     """Whether the sink repairs what a rollback row tells it (option rollback)."""
     is_durable_only: bool = False
+    document_schema: str = ""
+    """The members of documents that are columns, as DDL; empty for plain rows."""
+    infers_schema: bool = False
+    """Whether `document_schema` is found from a sample."""
+    sample_size: int = 1000
+    """How many documents that sample has."""
+    includes_meta: bool = False
+    """Whether typed rows have `_meta`."""
     has_tombstones: bool = True
     """Whether deletions are rows of a batch read; of a stream they always are."""
+
+    @property
+    def is_typed(self) -> bool:
+        """Whether rows have the members of documents as columns."""
+        return bool(self.document_schema) or self.infers_schema
 
     def tls(self) -> ssl.SSLContext | None:
         """Return the context of encrypted connections; None for plain ones."""
@@ -153,6 +179,7 @@ def parse_options(
     if not values["bucket"]:
         raise _bad("bucket", "", "name the bucket to read: .option('bucket', NAME)")
     _read(values, "pushdown", _no_pushdown)
+    _check_typed(values)
     user = values["user"] or environ.get("MILLSTREAM_USER") or None
     return SourceOptions(
         hosts=_read(values, "hosts", _hosts),
@@ -174,7 +201,30 @@ def parse_options(
         repairs=_read(values, "rollback", _repairs),
         is_durable_only=_read(values, "durableOnly", _flag),
         has_tombstones=_has_tombstones(values),
+        document_schema=values["documentSchema"].strip().rstrip(","),
+        infers_schema=_read(values, "inferSchema", _flag),
+        sample_size=_read(values, "sampleSize", _number(1, SAMPLE_DOCUMENTS_MAX)),
+        includes_meta=_read(values, "includeMeta", _flag),
     )
+
+
+def _check_typed(values: Mapping[str, str]) -> None:
+    """Refuse options that typed rows have no use for, and those of typed rows for plain ones."""
+    infers = _read(values, "inferSchema", _flag)
+    if infers and values["documentSchema"]:
+        raise _bad("inferSchema", "true", "documentSchema names the columns already")
+    if not infers and not values["documentSchema"]:
+        if _read(values, "includeMeta", _flag):
+            raise _bad("includeMeta", "true", "plain rows have all of it as columns")
+        return
+    refused = {
+        "noValue": "the columns come from the values",
+        "meta": "typed rows have no lineages",
+        "rollback": "sinks that repair take plain rows; `changes` gives typed documents to them",
+    }
+    for name, why in refused.items():
+        if values[name].strip().lower() not in ("", _DEFAULTS[name]):
+            raise _bad(name, values[name], f"not with documentSchema or inferSchema: {why}")
 
 
 def unknown_option(unknown: Iterable[str], whose: str, meanings: Mapping[str, str]) -> UsageError:

@@ -31,6 +31,7 @@ from millstream.client.kv import Client
 from millstream.errors import AccessError, StreamError, UnavailableError
 from millstream.model.position import FailoverLog
 from millstream.pipelines.change_stream.control import RENEW_EVERY_S, open_again
+from millstream.pipelines.change_stream.document_rows import DocumentForm
 from millstream.pipelines.change_stream.options import SourceOptions
 from millstream.pipelines.change_stream.patience import Wait, advised, ask_again
 from millstream.pipelines.change_stream.ranges import RangeRead, read_committed
@@ -43,7 +44,7 @@ from millstream.pipelines.change_stream.schema import (
     branch_table,
 )
 
-__all__ = ["NodeRanges", "committed_batches", "mark_rows", "pinned_batches"]
+__all__ = ["NodeRanges", "committed_batches", "mark_rows", "pinned_batches", "pinned_chunks"]
 
 BATCH_ROWS: Final = 10_000
 BATCH_BYTES: Final = 4 * 1024 * 1024
@@ -156,7 +157,7 @@ class NodeRanges:
 
 
 def committed_batches(
-    options: SourceOptions, form: RowForm, reads: Sequence[RangeRead]
+    options: SourceOptions, form: RowForm | DocumentForm, reads: Sequence[RangeRead]
 ) -> Iterator[pa.RecordBatch]:
     """Yield the rows of a stream's logged ranges; see `ranges.read_committed`."""
     marks = mark_rows(reads)
@@ -170,7 +171,7 @@ def committed_batches(
 
 
 def pinned_batches(
-    options: SourceOptions, form: RowForm, reads: Sequence[RangeRead]
+    options: SourceOptions, form: RowForm | DocumentForm, reads: Sequence[RangeRead]
 ) -> Iterator[pa.RecordBatch]:
     """Yield the rows of a batch read, exactly as of the leases it was planned with.
 
@@ -189,6 +190,16 @@ def pinned_batches(
         frames = _kept(source, held)
         is_live_only = not options.has_tombstones
         yield from _batches(options, form, _branches(held), frames, is_live_only=is_live_only)
+    finally:
+        source.close()
+
+
+def pinned_chunks(options: SourceOptions, reads: Sequence[RangeRead]) -> Iterator[bytes]:
+    """Yield the frames of a batch read as they come, as `pinned_batches` reads them."""
+    source = NodeRanges(options, with_values=True)
+    try:
+        held = _held(source, reads, can_move=options.ending_offsets == "latest")
+        yield from _kept(source, held)
     finally:
         source.close()
 
@@ -232,7 +243,7 @@ def _kept(source: NodeRanges, reads: Sequence[RangeRead]) -> Iterator[bytes]:
 
 def _batches(
     options: SourceOptions,
-    form: RowForm,
+    form: RowForm | DocumentForm,
     branches: Mapping[int, int],
     chunks: Iterable[bytes],
     *,

@@ -28,6 +28,7 @@ __all__ = [
     "OP_ROLLBACK",
     "OP_SWEEP",
     "SPARK_SCHEMA",
+    "SPARK_TYPES",
     "BranchTable",
     "MarkRow",
     "RowForm",
@@ -39,7 +40,7 @@ __all__ = [
 OP_ROLLBACK: Final = "rollback"
 OP_SWEEP: Final = "sweep"
 
-_SPARK_TYPES: Final = {
+SPARK_TYPES: Final = {
     "op": "string",
     "partition": "int",
     "branch": "bigint",
@@ -62,11 +63,9 @@ _ARROW_TYPES: Final = {
     "binary": pa.binary(),
     "timestamp": _TIMESTAMP,
 }
-ARROW_SCHEMA: Final = pa.schema(
-    [(name, _ARROW_TYPES[kind]) for name, kind in _SPARK_TYPES.items()]
-)
+ARROW_SCHEMA: Final = pa.schema([(name, _ARROW_TYPES[kind]) for name, kind in SPARK_TYPES.items()])
 """All columns, as Arrow has them."""
-SPARK_SCHEMA: Final = ", ".join(f"{name} {kind}" for name, kind in _SPARK_TYPES.items())
+SPARK_SCHEMA: Final = ", ".join(f"{name} {kind}" for name, kind in SPARK_TYPES.items())
 _CUT: Final = frozenset(column.name for column in fields(Columns))
 _NS_PER_US: Final = 1000
 
@@ -154,7 +153,7 @@ def row_form(schema: StructType, *, has_values: bool = True, has_meta: bool = Fa
     Raises:
         UsageError: `bad_schema`: a column this source does not have, or one of another type.
     """
-    found = chosen_schema(schema, _SPARK_TYPES, "millstream")
+    found = chosen_schema(schema, SPARK_TYPES, "millstream")
     return RowForm(found, has_values=has_values, has_meta=has_meta)
 
 

@@ -31,6 +31,8 @@ from millstream.pipelines.spark_version import PYSPARK_MIN
 __all__ = ["PYSPARK_MIN", "ROWS_PER_BATCH", "TableQuery"]
 
 ROWS_PER_BATCH: Final = 100_000
+BATCH_BYTES_MAX: Final = 32 * 1024 * 1024
+"""A batch is applied in the driver. One larger document is a batch of its own."""
 """Changes wanted in one batch, which the driver applies."""
 
 
@@ -56,8 +58,12 @@ class TableQuery:
         on_progress: Callable[[Mapping[str, Any] | None], None],
     ) -> None:
         self._source = {
-            **source, "rollback": "rows", "meta": "true", "maxRowsPerBatch": str(rows_per_batch),
-        }  # fmt: skip
+            "maxBytesPerBatch": str(BATCH_BYTES_MAX),
+            **source,
+            "rollback": "rows",
+            "meta": "true",
+            "maxRowsPerBatch": str(rows_per_batch),
+        }
         self._path = path
         self._form = form
         self._on_progress = on_progress

@@ -34,6 +34,7 @@ def test_run_lake_hands_its_options_on(
     source = {
         "hosts": "h:1", "bucket": "b", "tlsCa": str(AUTHORITY), "rollback": "rows",
         "meta": "true", "maxRowsPerBatch": "7",
+        "maxBytesPerBatch": str(32 * 1024 * 1024),
     }  # fmt: skip
     words += ["--format", "delta"]
     assert call("pipeline", "run", "lake", "b", *words).code == 0
