@@ -52,7 +52,9 @@ _PACKAGES: Final[dict[str, tuple[str, dict[str, str]]]] = {
 }  # fmt: skip
 """Package -> version, and the file it is taken from -> the file in the tree."""
 _IMPORT: Final = re.compile(
-    r"""((?:^|[;}])\s*(?:import\b|export\b[^;"'()=]*?\bfrom\b)[^;"'()=]*?)(["'])([^"'./\s][^"'\s]*)\2""", re.MULTILINE
+    r"""((?:^|[;}])\s*(?:import\b|export\b[^;"'()=]*?\bfrom\b)[^;"'()=]*?)"""
+    r"""(["'])([^"'./\s][^"'\s]*)\2""",
+    re.MULTILINE,
 )
 _MAP_COMMENT: Final = re.compile(r"\n?//# sourceMappingURL=\S+\s*$")
 _LICENCE_NAMES: Final = ("LICENSE", "LICENSE.md", "LICENCE", "LICENSE.txt")

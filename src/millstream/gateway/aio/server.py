@@ -50,8 +50,10 @@ from millstream.gateway.aio.guard import MIDDLEWARES, add_shared_headers
 from millstream.gateway.aio.node import (
     administration_pages,
     cluster_pages,
+    console_pages,
     dataless_pages,
     node_pages,
+    observing_pages,
     pool_bucket_pages,
     pool_pages,
     pool_user_pages,
@@ -96,7 +98,8 @@ BACKLOG: Final = 1024
 _HANDLER: Final = {"auto_decompress": False}
 """Attachments are kept as they come, and a stream that breaks off is noticed (`answers`)."""
 PAGES: Final = (
-    node_pages, session_pages, bucket_pages, map_pages, partition_pages, promotion_pages,
+    node_pages, session_pages, console_pages, observing_pages,
+    bucket_pages, map_pages, partition_pages, promotion_pages,
     user_pages, user_document_pages, pool_user_pages, shared_pages, stored_pages, part_pages,
     cluster_pages, order_pages,
     index_pages, view_pages, update_pages, mango_index_pages, mango_pages, local_pages, bulk_pages,
@@ -108,7 +111,8 @@ PAGES: Final = (
 
 
 DATALESS_PAGES: Final = (
-    node_pages, session_pages, cluster_pages, user_pages, user_document_pages, part_pages,
+    node_pages, session_pages, console_pages, observing_pages,
+    cluster_pages, user_pages, user_document_pages, part_pages,
     index_pages, view_pages, design_pages, dataless_pages,
 )  # fmt: skip
 """The pages of a node without data: they need no more than a `CommonNodeApi`."""
@@ -133,6 +137,8 @@ def make_application(
     application[ROOM] = Room()
     application[SIGNER] = CookieSigner(secrets.token_bytes(32), lambda: time.time_ns() // 10**9)
     application[TOKENS] = tokens
+    application[console_pages.CONSOLE] = console_pages.Console()
+    application[observing_pages.OBSERVER] = observing_pages.Observer(api)
     application.on_response_prepare.append(add_shared_headers)
     if refusal is not None:
         application[REFUSAL] = refusal
@@ -249,6 +255,7 @@ class HttpServer:
         self._guests = guests or Guests(lambda: not api.users.is_empty, asyncio.get_running_loop())
         application[GUESTS] = self._guests
         application[SHARES] = self._shares
+        self._observer = application[observing_pages.OBSERVER]
         self._runner = web.AppRunner(application, access_log=None, shutdown_timeout=STOP_SECONDS)
         self._listener: asyncio.Server | None = None
 
@@ -256,6 +263,7 @@ class HttpServer:
         """Accept requests on a bound socket."""
         judge_apart()
         await self._runner.setup()
+        self._observer.start()
         server = self._runner.server
         assert server is not None
         loop = asyncio.get_running_loop()
@@ -283,5 +291,6 @@ class HttpServer:
         """Close the listener, let requests under way end."""
         if self._listener is not None:
             self._listener.close()
+        await self._observer.stop()
         await self._runner.cleanup()
         await asyncio.to_thread(end_idle_ones)

@@ -28,6 +28,7 @@ from typing import Any, Final
 import msgspec
 
 from millstream.node.settings import secretless_environment
+from millstream.runtime.logs import RECENT
 from millstream.runtime.process import end_in_words
 from millstream.runtime.tasks import Tasks
 
@@ -191,7 +192,16 @@ class ChildProcess:
         """Read its lines until its end."""
         while line := await output.readline():
             with suppress(msgspec.MsgspecError):
-                self.says(msgspec.json.decode(line, type=dict[str, Any]))
+                event = msgspec.json.decode(line, type=dict[str, Any])
+                if not self._keep_line(event):
+                    self.says(event)
+
+    def _keep_line(self, event: dict[str, Any]) -> bool:
+        """Keep a line of its log; return whether the event is one."""
+        if event.get("event") != "log":
+            return False
+        RECENT.add(self.name, **{name: one for name, one in event.items() if name != "event"})
+        return True
 
     @staticmethod
     async def _ended(
@@ -238,6 +248,9 @@ class ChildProcess:
                 event: dict[str, Any] = msgspec.json.decode(line, type=dict[str, Any])
             except msgspec.MsgspecError:
                 return {}
+            if event.get("event") == "log":
+                self._keep_line(event)
+                continue
             if event.get("event") != "starting":
                 return event
             self.goes_on()

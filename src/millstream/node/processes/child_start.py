@@ -2,7 +2,7 @@
 
 It reads its order as one line of JSON from stdin, which stays open, and writes one line:
 `{"event":"ready"}` or `{"event":"error","message":..}`. Before it, `{"event":"starting"}` may
-report progress; more lines may follow later.
+report progress; more lines may follow later. Lines of its log are such events, too.
 
 Invariants:
 1. The process dies immediately when its parent ends, however that ends.
@@ -66,7 +66,7 @@ def run_child(kind: type[_Order], run: Callable[[_Order, Tell], Coroutine[Any, A
     reply = os.dup(sys.stdout.fileno())
     os.set_blocking(reply, False)
     os.dup2(sys.stderr.fileno(), sys.stdout.fileno())
-    set_up_logs(order.log_level, as_json=order.log_json)
+    set_up_logs(order.log_level, as_json=order.log_json, tell=lambda event: _tell(reply, event))
     raise_descriptor_limit()
     with asyncio.Runner(loop_factory=new_event_loop()) as runner:
         return runner.run(run(order, lambda event: _tell(reply, event)))

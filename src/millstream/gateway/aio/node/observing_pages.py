@@ -1,0 +1,358 @@
+"""What people watch of a node: its health, figures of the last day, and lines of its logs.
+
+    GET /_millstream/health                 why the node is not healthy, and what to do
+    GET /_millstream/samples?span=SECONDS   figures of the last 5 minutes, hour or day
+    GET /_millstream/logs                   the last lines of each process
+    GET /_millstream/events?topics=..       the same as they come, as server-sent events
+
+Invariants:
+1. The node is sampled once a second, whoever looks.
+2. A reader of events who is slow misses samples; nothing is queued for him.
+3. Only administrators are answered; the health of the buckets that a user may see is for that
+   user, too.
+
+Elsewhere: rings (`gateway.core.samples`), reasons (`gateway.core.health`), lines
+(`runtime.logs`).
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import AsyncIterator, Mapping
+from contextlib import suppress
+from typing import Any, Final
+
+import msgspec
+from aiohttp import web
+
+from millstream.access.users import Right
+from millstream.errors import AccessError, MillstreamError, UnavailableError, UsageError
+from millstream.gateway.aio.answers import NODE_API, STILL, USER, answer, require
+from millstream.gateway.aio.streaming import WhileThere, send_pieces, stream
+from millstream.gateway.core.api.node import CommonNodeApi, NodeMetrics
+from millstream.gateway.core.health import Reason, health_of, state_of
+from millstream.gateway.core.samples import LEVELS, Key, Samples, rates
+from millstream.kv.core.statistics import Figures
+from millstream.runtime.logs import LEVELS as LOG_LEVELS
+from millstream.runtime.logs import RECENT
+from millstream.runtime.pace import Turns
+from millstream.runtime.tasks import Tasks
+
+__all__ = ["EVENT_READERS_MAX", "LOG_LINES_MAX", "OBSERVER", "Observer", "routes"]
+
+EVENT_READERS_MAX: Final = 100
+"""Open streams of events."""
+LOG_LINES_MAX: Final = 1_000
+"""Lines in one answer."""
+SPANS: Final = tuple(level.interval_s * level.size for level in LEVELS)
+BEAT_S: Final = 10.0
+"""A stream of events with nothing to tell sends a comment so often."""
+CLUSTER_EVERY_S: Final = 1.0
+CLUSTER_WAIT_S: Final = 5.0
+"""How long the status of the cluster may take for the health of a node."""
+TOPICS: Final = ("samples", "health", "cluster", "logs")
+_NODE: Final = {
+    "loop_lag_worst_ms": "loop_lag_ms",
+    "resident_bytes": "memory_bytes",
+    "kv_connections": "connections",
+}
+"""Figure of the node -> its name as a sample."""
+_BUCKET: Final = {
+    "documents_in_memory": "documents_in_memory",
+    "memory_used_bytes": "memory_bytes",
+    "memory_quota_bytes": "memory_quota_bytes",
+    "readers_lag": "stream_lag",
+    "changes_unflushed": "unflushed",
+    "index_pending": "index_lag",
+}
+_TOTALS: Final = {
+    "changes_high": "writes_per_s",
+    "flusher_bytes_total": "log_bytes_per_s",
+    "readers_sent_bytes_total": "sent_bytes_per_s",
+}
+"""Total of a bucket -> name of its growth per second."""
+_RIGHTS: Final[tuple[Right, ...]] = ("read", "write", "stream", "design")
+
+
+class Observer:
+    """Samples a node while its pages are served."""
+
+    def __init__(self, api: CommonNodeApi) -> None:
+        self._api = api
+        self._tasks = Tasks()
+        self._totals: dict[Key, float] = {}
+        self._totals_s = 0.0
+        self.samples = Samples()
+        self.last: dict[str, Any] = {}
+        """The last sample, as an event tells it."""
+        self.metrics = NodeMetrics({}, {})
+        """The figures as of the last sample."""
+        self.readers = 0
+        """Open streams of events."""
+        self.sampled = asyncio.Condition()
+        """Told after each sample."""
+        self._cluster: tuple[float, Mapping[str, Any] | None, str] = (-1e9, None, "")
+
+    def start(self) -> None:
+        """Begin to sample."""
+        self._tasks.start(self._run(), name="samples")
+
+    async def stop(self) -> None:
+        """End it."""
+        await self._tasks.stop()
+
+    async def _run(self) -> None:
+        while True:
+            await asyncio.sleep(1.0 - time.time_ns() % 10**9 / 1e9)
+            self._take(self._api.metrics(), time.time_ns() // 10**9)
+            async with self.sampled:
+                self.sampled.notify_all()
+
+    def _take(self, metrics: NodeMetrics, second: int) -> None:
+        """Sample the figures."""
+        node = {shown: metrics.node[name] for name, shown in _NODE.items() if name in metrics.node}
+        free = [_number(figures, "disk_free_bytes") for figures in metrics.buckets.values()]
+        if known := [one for one in free if one is not None]:
+            node["disk_free_bytes"] = min(known)
+        found: dict[Key, float] = {("", name): value for name, value in node.items()}
+        totals: dict[Key, float] = {}
+        for bucket, figures in metrics.buckets.items():
+            for name, shown in _BUCKET.items():
+                if (value := _number(figures, name)) is not None:
+                    found[bucket, shown] = value
+            if (disk := _disk_bytes(figures)) is not None:
+                found[bucket, "disk_bytes"] = disk
+            for name, shown in _TOTALS.items():
+                if (value := _number(figures, name)) is not None:
+                    totals[bucket, shown] = value
+        now_s = time.monotonic()
+        found |= rates(self._totals, totals, now_s - self._totals_s, _TOTALS.values())
+        self._totals, self._totals_s = totals, now_s
+        self.metrics = metrics
+        self.samples.add(second, found)
+        buckets: dict[str, dict[str, float]] = {name: {} for name in metrics.buckets}
+        for (bucket, name), value in found.items():
+            if bucket:
+                buckets[bucket][name] = value
+        self.last = {"at_s": second, "node": node, "buckets": buckets}
+
+    async def cluster(self) -> tuple[Mapping[str, Any] | None, str]:
+        """Return the status of the cluster, at most a second old, and why it is not known."""
+        asked_s, status, error = self._cluster
+        if time.monotonic() - asked_s < CLUSTER_EVERY_S:
+            return status, error
+        cluster, status, error = self._api.cluster, None, ""
+        if cluster is not None and cluster.is_managed:
+            try:
+                async with asyncio.timeout(CLUSTER_WAIT_S):
+                    status = await cluster.status()
+            except MillstreamError as failure:
+                error = str(failure)
+            except TimeoutError:
+                error = f"it was not told within {CLUSTER_WAIT_S:g} s"
+        self._cluster = (time.monotonic(), status, error)
+        return status, error
+
+    async def health(self) -> list[Reason]:
+        """Return why the node is not healthy."""
+        status, error = await self.cluster()
+        metrics = self.metrics if self.metrics.node else self._api.metrics()
+        return health_of(self._api.bucket_statuses(), metrics, status, error)
+
+
+OBSERVER: Final = web.AppKey("observer", Observer)
+
+
+def _number(figures: Figures, name: str) -> float | None:
+    value = figures.get(name)
+    return float(value) if isinstance(value, int | float) else None
+
+
+def _disk_bytes(figures: Figures) -> float | None:
+    """Return what a bucket has on disk, without the segment that is written."""
+    names = (
+        "compaction_live_bytes", "compaction_dead_bytes", "attachments_bytes", "index_file_bytes",
+    )  # fmt: skip
+    found = [value for name in names if (value := _number(figures, name)) is not None]
+    return sum(found) if found else None
+
+
+def _may_see(request: web.Request, reason: Reason) -> bool:
+    user = request[USER]
+    if request.app[NODE_API].users.is_empty or (user is not None and user.may("admin", "")):
+        return True
+    assert user is not None, "who is not logged in was refused"
+    return bool(reason.bucket) and any(user.may(right, reason.bucket) for right in _RIGHTS)
+
+
+def _shown_health(reasons: list[Reason]) -> dict[str, Any]:
+    return {
+        "state": state_of(reasons),
+        "reasons": [one.shown() for one in reasons],
+        "at_ms": time.time_ns() // 10**6,
+    }
+
+
+async def _health(request: web.Request) -> web.Response:
+    """Tell why the node is not healthy."""
+    if not request.app[NODE_API].users.is_empty and request[USER] is None:
+        raise AccessError("log in first", code="unauthorized")
+    reasons = await request.app[OBSERVER].health()
+    return answer(_shown_health([one for one in reasons if _may_see(request, one)]))
+
+
+async def _samples(request: web.Request) -> web.StreamResponse:
+    """Tell the figures of the last time."""
+    require(request, "admin")
+    text = request.query.get("span", str(SPANS[0]))
+    if not text.isdecimal() or int(text) not in SPANS:
+        shown = ", ".join(map(str, SPANS))
+        raise UsageError(f"span is one of {shown} (seconds)", code="query_parse_error")
+    return await stream(request, _samples_text(request.app[OBSERVER].samples, int(text)), {})
+
+
+async def _samples_text(samples: Samples, span_s: int) -> AsyncIterator[bytes]:
+    """Yield the pieces of the answer; others have turns between series."""
+    encode, turns = msgspec.json.encode, Turns()
+    number = samples.level_of(span_s)
+    interval_s = encode(LEVELS[number].interval_s)
+    yield b'{"interval_s":%b,"times_s":%b,"node":{' % (
+        interval_s, encode(samples.times(number, span_s)),
+    )  # fmt: skip
+    last = ""
+    is_first = True
+    for bucket, name in samples.keys():  # noqa: SIM118 - it is no mapping
+        await turns.give()
+        if bucket != last:
+            yield b'},"buckets":{%b:{' % encode(bucket) if not last else b"},%b:{" % encode(bucket)
+            last, is_first = bucket, True
+        series = encode(samples.series(number, span_s, (bucket, name)))
+        yield b"%b%b:%b" % (b"" if is_first else b",", encode(name), series)
+        is_first = False
+    yield b"}}}\n" if last else b'},"buckets":{}}\n'
+
+
+def _chosen(request: web.Request, name: str, valid: tuple[str, ...]) -> list[str]:
+    """Return the members of a list in the query, by default all.
+
+    Raises:
+        UsageError: `query_parse_error`.
+    """
+    text = request.query.get(name, "")
+    found = [one for one in text.split(",") if one] or list(valid)
+    if unknown := [one for one in found if one not in valid]:
+        raise UsageError(
+            f"{name}={unknown[0]!r} is not one of {', '.join(valid)}", code="query_parse_error"
+        )
+    return found
+
+
+def _whole(request: web.Request, name: str, default: int, most: int) -> int:
+    text = request.query.get(name, str(default))
+    if not text.isdecimal() or int(text) > most:
+        raise UsageError(f"{name} is a number from 0 to {most}", code="query_parse_error")
+    return int(text)
+
+
+async def _logs(request: web.Request) -> web.Response:
+    """Tell the last lines of each process."""
+    require(request, "admin")
+    limit = _whole(request, "limit", LOG_LINES_MAX, LOG_LINES_MAX)
+    after = _whole(request, "after", 0, 2**53)
+    level = request.query.get("level", LOG_LEVELS[1])
+    if level not in LOG_LEVELS:
+        raise UsageError(f"level is one of {', '.join(LOG_LEVELS)}", code="query_parse_error")
+    levels = LOG_LEVELS[LOG_LEVELS.index(level) :]
+    process, text = request.query.get("process", ""), request.query.get("text", "").lower()
+    found = [
+        line
+        for line in RECENT.after(after)
+        if (not process or line.process == process)
+        and (line.level in levels or line.level == "critical")
+        and (not text or text in line.text.lower() or text in line.logger.lower())
+    ]
+    return answer(
+        {
+            "processes": RECENT.processes(),
+            "lines": [_shown_line(line) for line in found[-limit:]] if limit else [],
+            "next": RECENT.total,
+        }
+    )
+
+
+def _shown_line(line: Any) -> dict[str, Any]:
+    shown: dict[str, Any] = line._asdict()
+    return {"n": shown.pop("number"), **shown}
+
+
+async def _events(request: web.Request) -> web.StreamResponse:
+    """Tell what happens, as server-sent events."""
+    require(request, "admin")
+    topics = _chosen(request, "topics", TOPICS)
+    observer = request.app[OBSERVER]
+    if observer.readers >= EVENT_READERS_MAX:
+        raise UnavailableError(
+            f"{EVENT_READERS_MAX} streams of events are open already", code="too_many_readers"
+        )
+    response = web.StreamResponse()
+    response.content_type = "text/event-stream"
+    response.enable_chunked_encoding()
+    observer.readers += 1
+    try:
+        with WhileThere(request):
+            return await send_pieces(request, response, _event_texts(request, topics))
+    finally:
+        observer.readers -= 1
+
+
+async def _event_texts(request: web.Request, topics: list[str]) -> AsyncIterator[bytes]:
+    """Yield events until the reader's rights end."""
+    observer, is_still = request.app[OBSERVER], request[STILL]
+    number, told, beat_s = RECENT.total, dict[str, Any](), time.monotonic()
+    yield b": begins\n\n"
+    while is_still():
+        found = list[bytes]()
+        if "samples" in topics and observer.last:
+            found.append(_event("sample", observer.last))
+        if "health" in topics:
+            shown = _shown_health(await observer.health())
+            found += _if_new(told, "health", shown, {**shown, "at_ms": 0})
+        if "cluster" in topics and (status := (await observer.cluster())[0]) is not None:
+            found += _if_new(told, "cluster", status, status)
+        if "logs" in topics:
+            lines = RECENT.after(number)[-LOG_LINES_MAX:]
+            found += [_event("log", _shown_line(line)) for line in lines]
+            number = RECENT.total
+        if found:
+            yield b"".join(found)
+            beat_s = time.monotonic()
+        elif time.monotonic() - beat_s > BEAT_S:
+            yield b": still here\n\n"
+            beat_s = time.monotonic()
+        async with observer.sampled:
+            with suppress(TimeoutError):
+                async with asyncio.timeout(BEAT_S):
+                    await observer.sampled.wait()
+
+
+def _if_new(told: dict[str, Any], name: str, content: Any, compared: Any) -> list[bytes]:
+    """Return an event if its content is another one than last time."""
+    if told.get(name) == compared:
+        return []
+    told[name] = compared
+    return [_event(name, content)]
+
+
+def _event(name: str, content: Any) -> bytes:
+    return b"event: %b\ndata: %b\n\n" % (name.encode(), msgspec.json.encode(content))
+
+
+def routes() -> list[web.RouteDef]:
+    """Return the pages of this module."""
+    return [
+        web.get("/_millstream/health", _health),
+        web.get("/_millstream/samples", _samples),
+        web.get("/_millstream/logs", _logs),
+        web.get("/_millstream/events", _events),
+    ]
