@@ -71,7 +71,7 @@ function Create({ nodes, onClose }) {
     go(["documents", name]);
   };
   return html`<${FormDialog} title="Create bucket" action="Create" onSend=${send} onClose=${onClose} canSend=${Boolean(name) && isQuotaGood}>
-    <${Field} label="Name" value=${name} onInput=${setName} more=${{ autofocus: true, required: true }} />
+    <${Field} label="Name" value=${name} onInput=${setName} more=${{ required: true }} />
     <${Field} label="Partitions" value=${partitions} onInput=${setPartitions} choices=${PARTITIONS} hint="Fixed from now on. 64 suits most; Couchbase has 1024." />
     <${Field} label="Memory quota" value=${quota} onInput=${setQuota} placeholder="as the node has it" hint=${isQuotaGood ? "Such as 512 MiB or 2 GiB." : "Write a number and a unit, such as 512 MiB."} />
     ${nodes > 0 && html`<${Replicas} value=${replicas} onInput=${setReplicas} />`}
