@@ -330,7 +330,8 @@ def _texts(root: Path) -> Iterator[Path]:
             continue
         if path.suffix == ".c" and path.with_suffix(".pyx").exists():  # compiled from it
             continue
-        if path != Path(__file__) and not {"__pycache__", "node_modules"} & {*inside.parts}:
+        foreign = {"__pycache__", "node_modules", "vendor"} & {*inside.parts}
+        if path != Path(__file__) and not foreign:
             yield path
 
 

@@ -4,13 +4,15 @@ import { html, useEffect, useRef, useState } from "../lib/html.js";
 import { ErrorBox } from "./states.js";
 
 /**
- * A window over the page, by the browser's own <dialog>: focus stays in it, Escape closes it.
+ * A window over the page, by the browser's own <dialog>: focus stays in it, Escape closes it. The
+ * first field of its form has the focus.
  * @param {{title: string, onClose: () => void, children: any}} props
  */
 export function Dialog({ title, onClose, children }) {
   const box = useRef(/** @type {HTMLDialogElement | null} */ (null));
   useEffect(() => {
     box.current?.showModal();
+    /** @type {HTMLElement | null | undefined} */ (box.current?.querySelector("form :is(input, select, textarea, button)"))?.focus();
   }, []);
   return html`<dialog ref=${box} aria-label=${title} onClose=${onClose}>
     <header><h2>${title}</h2><button type="button" class="quiet" aria-label="Close" onClick=${() => box.current?.close()}>✕</button></header>
