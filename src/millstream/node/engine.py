@@ -52,15 +52,15 @@ from millstream.gateway.aio.databases.making import create_bucket
 from millstream.gateway.aio.server import BACKLOG, HttpServer
 from millstream.gateway.core.api.node import (
     BucketStatus,
-    FollowStatus,
+    LeaseShown,
     NodeMetrics,
     PartitionStatus,
+    ReaderStatus,
 )
 from millstream.kv.aio.engine import BucketEngine
 from millstream.kv.aio.server import KvServer
 from millstream.kv.core.bucket import Bucket
 from millstream.kv.core.copies.copy_status import standing_of
-from millstream.kv.core.partition.partition import Partition
 from millstream.model.bucket_map import BucketMap, NodeAddress
 from millstream.model.bucket_names import REPLICATOR
 from millstream.model.limits import PARTITIONS_DEFAULT
@@ -79,7 +79,7 @@ from millstream.node.listeners import (
     tls_context,
     trust_of,
 )
-from millstream.node.own_coordination import OwnCoordination
+from millstream.node.own_coordination import OwnCoordination, coordination_port
 from millstream.node.peer_buckets import OtherNodes
 from millstream.node.processes.index_child import IndexOrder
 from millstream.node.run_directory import RunDirectory
@@ -90,13 +90,9 @@ from millstream.node.settings import (
     memory_quota_of,
     refuse_exposure,
 )
+from millstream.node.shown_statuses import partition_status, reader_statuses
 from millstream.node.token_order import keep_tokens
-from millstream.runtime.metrics import (
-    LoopLag,
-    machine_bytes,
-    processor_seconds,
-    resident_bytes,
-)
+from millstream.runtime.metrics import LoopLag, machine_bytes, processor_seconds, resident_bytes
 from millstream.runtime.tasks import Tasks
 from millstream.upr.aio.link import TIMEOUT_S, UNIX, Link
 from millstream.upr.aio.server import StreamSession
@@ -271,7 +267,17 @@ class Engine:
         """Return a bucket's partition copies; raises as `databases.buckets.Buckets.copies`."""
         self._buckets.copies(name)
         running = self._buckets.running[name]
-        return [_partition_status(running, one) for one in running.bucket.partitions]
+        return [partition_status(running, one) for one in running.bucket.partitions]
+
+    async def readers(self, name: str) -> list[ReaderStatus]:
+        """Return who streams a bucket; raises as `databases.buckets.Buckets.copies`."""
+        self._buckets.copies(name)
+        return await reader_statuses(self._kv.streaming(name))
+
+    def leases(self, name: str) -> list[LeaseShown]:
+        """Return the leases on a bucket; raises as `readers`."""
+        self._buckets.copies(name)
+        return [LeaseShown(*one) for one in self.served[name].leases.statuses()]
 
     async def set_partition_state(self, name: str, number: int, state: PartitionState) -> None:
         """Set the state of a copy durably; raises as `kv.aio.copies.Copies` does."""
@@ -360,6 +366,10 @@ class Engine:
             self._figures(),
             {name: bucket.published.read() for name, bucket in self.served.items()},
         )
+
+    def coordination_port(self) -> tuple[str, Any]:
+        """Return where the own coordination is; raises as `own_coordination.coordination_port`."""
+        return coordination_port(self._addresses.get("coord")), peer_tls_context(self.settings)
 
     def replication_tasks(self) -> list[dict[str, Any]]:
         """Return the replications that run."""
@@ -584,13 +594,3 @@ class Engine:
     def _coordination_failed(self, error: Exception) -> None:
         _LOG.critical("coordination: its disk failed, the node must restart")
         self._on_fatal(error)
-
-
-def _partition_status(running: BucketEngine, partition: Partition) -> PartitionStatus:
-    bucket_map, followed = running.bucket.map, running.replicator.status(partition.partition_id)
-    places = bucket_map.rows[partition.partition_id] if bucket_map is not None else ()
-    return PartitionStatus(
-        partition.partition_id, partition.state.name.lower(), partition.high_seqno,
-        partition.persisted_seqno, partition.purge_seqno, partition.queue.high_seqno,
-        partition.failover_log, places, FollowStatus(*followed) if followed else None,
-    )  # fmt: skip

@@ -45,6 +45,7 @@ from millstream.kv.core.revisions.design_documents import StoredDesign
 from millstream.node.followed_bucket import FollowedBucket
 from millstream.node.indexes import Indexes
 from millstream.node.listeners import bind_all, bound_address, peer_tls_context, tls_context
+from millstream.node.own_coordination import coordination_port
 from millstream.node.processes.index_child import IndexOrder
 from millstream.node.run_directory import RunDirectory
 from millstream.node.settings import LISTENERS, Address, Settings, refuse_exposure
@@ -94,6 +95,7 @@ class IndexNode:
         self._buckets: dict[str, FollowedBucket] = {}
         self._news = asyncio.Event()
         self._addresses: dict[str, Address] = {}
+        self._tls = peer_tls_context(settings)
         self._lag = LoopLag()
         self._tasks = Tasks()
         self._started_ns = time.time_ns()
@@ -267,6 +269,10 @@ class IndexNode:
     def replication_tasks(self) -> list[dict[str, Any]]:
         """Return nothing: a node without data has no replications."""
         return []
+
+    def coordination_port(self) -> tuple[str, Any]:
+        """Return where the own coordination is; raises as `own_coordination.coordination_port`."""
+        return coordination_port(self._addresses.get("coord")), self._tls
 
     def metrics(self) -> NodeMetrics:
         """Return the node's statistics."""

@@ -21,6 +21,7 @@ from millstream.data_directory.ownership import (
     refuse_lost_coordination,
     remove_unused_coordination,
 )
+from millstream.errors import ConditionError
 from millstream.model.addresses import parse_address
 from millstream.node.listeners import COORDINATION
 from millstream.node.processes.coord_child import CoordOrder
@@ -29,7 +30,20 @@ from millstream.node.settings import LISTENERS, Address, Settings
 from millstream.node.token_order import token_order
 from millstream.runtime.tasks import in_thread
 
-__all__ = ["OwnCoordination"]
+__all__ = ["OwnCoordination", "coordination_port"]
+
+
+def coordination_port(address: Address | None) -> str:
+    """Return HOST:PORT by which a node reaches its own coordination.
+
+    Raises:
+        ConditionError: `no_coord`: the port is closed.
+    """
+    if address is None:
+        raise ConditionError(
+            "this node has no port of coordination: ask a node that has one", code="no_coord"
+        )
+    return str(Address("127.0.0.1" if address.is_wildcard else address.host, address.port))
 
 
 class OwnCoordination:

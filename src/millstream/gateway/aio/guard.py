@@ -5,7 +5,9 @@ Invariants:
 2. A password check runs in a thread: it is slow on purpose.
 3. A request with a log-in cookie that carries a body must say that it is of a type that a form
    of another site cannot send.
-4. A page of another site sees an answer only if the operator named that site.
+4. A change of the node itself (below `/_millstream/`) that comes with a log-in cookie must show
+   the token that belongs to the cookie (`GET /_session`).
+5. A page of another site sees an answer only if the operator named that site.
 
 Elsewhere: decisions (`gateway.core`), rights of single pages (`gateway.aio.answers.require`).
 """
@@ -44,9 +46,9 @@ from millstream.gateway.core.errors import (
     body_of_status,
     refused_name,
 )
-from millstream.gateway.core.origins import refuse_foreign_page
+from millstream.gateway.core.origins import SAFE_METHODS, refuse_foreign_page
 
-__all__ = ["MIDDLEWARES", "add_shared_headers"]
+__all__ = ["MIDDLEWARES", "add_shared_headers", "basic_credentials"]
 
 _LOG = logging.getLogger(__name__)
 _FORM_TYPES: Final = frozenset(
@@ -54,6 +56,7 @@ _FORM_TYPES: Final = frozenset(
 )
 """Content types that a page of another site can make a browser send without a preflight request.
 """
+CSRF_HEADER: Final = "X-CSRF-Token"
 _SCHEMES: Final = ("basic", "bearer")
 
 
@@ -152,7 +155,7 @@ async def _user_of(request: web.Request, users: UserStore) -> User | None:
     if scheme in _SCHEMES:  # one of another kind may be for a proxy: CouchDB passes over it, too
         if scheme == "bearer":
             return await _bearer(request, authorization)
-        name, password = _basic(authorization)
+        name, password = basic_credentials(authorization)
         source = request.remote or "?"
         user = await users.log_in(name, password, source)
         if user is None:
@@ -169,8 +172,22 @@ async def _user_of(request: web.Request, users: UserStore) -> User | None:
             "the body's type is refused: a form of another site could have sent it",
             code="bad_content_type",
         )
+    if user is not None and _lacks_token(request, cookie):
+        raise AccessError(
+            f"a change with a log-in cookie needs the header {CSRF_HEADER}, with the token that "
+            "GET /_session tells",
+            code="csrf_token_missing",
+        )
     request[STILL] = lambda: request.app[SIGNER].check(cookie, users.get) is not None
     return user
+
+
+def _lacks_token(request: web.Request, cookie: str) -> bool:
+    """Return whether a request would have to show the token of its cookie, and does not."""
+    if request.method in SAFE_METHODS or not request.path.startswith("/_millstream/"):
+        return False
+    shown = request.headers.get(CSRF_HEADER, "")
+    return not request.app[SIGNER].is_csrf_token(cookie, shown)
 
 
 async def _bearer(request: web.Request, authorization: str) -> User:
@@ -197,7 +214,12 @@ def _challenge(request: web.Request) -> str:
     return f'{"Cookie" if is_script else "Basic"} realm="millstream"'
 
 
-def _basic(authorization: str) -> tuple[str, str]:
+def basic_credentials(authorization: str) -> tuple[str, str]:
+    """Return name and password of a header `Authorization` of the scheme Basic.
+
+    Raises:
+        AccessError: `unauthorized`: it is malformed.
+    """
     encoded = authorization.partition(" ")[2].strip()
     try:
         name, colon, password = b64decode(encoded, validate=True).decode().partition(":")

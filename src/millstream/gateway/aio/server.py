@@ -34,6 +34,7 @@ from millstream.gateway.aio.databases import (
     map_pages,
     partition_pages,
     promotion_pages,
+    reader_pages,
     replication_pages,
 )
 from millstream.gateway.aio.documents import (
@@ -51,6 +52,7 @@ from millstream.gateway.aio.node import (
     administration_pages,
     cluster_pages,
     console_pages,
+    coordination_pages,
     dataless_pages,
     node_pages,
     observing_pages,
@@ -64,7 +66,13 @@ from millstream.gateway.aio.node import (
 from millstream.gateway.aio.node.dataless_pages import REFUSAL, Refusal
 from millstream.gateway.aio.parsing import judge_apart
 from millstream.gateway.aio.peers import order_pages, part_pages, shared_pages, stored_pages
-from millstream.gateway.aio.queries import index_pages, mango_index_pages, mango_pages, view_pages
+from millstream.gateway.aio.queries import (
+    index_pages,
+    mango_index_pages,
+    mango_pages,
+    try_pages,
+    view_pages,
+)
 from millstream.gateway.aio.room import ROOM, Room
 from millstream.gateway.core.api.node import CommonNodeApi, NodeApi
 from millstream.gateway.core.api.tokens import TokenApi
@@ -98,12 +106,12 @@ BACKLOG: Final = 1024
 _HANDLER: Final = {"auto_decompress": False}
 """Attachments are kept as they come, and a stream that breaks off is noticed (`answers`)."""
 PAGES: Final = (
-    node_pages, session_pages, console_pages, observing_pages,
-    bucket_pages, map_pages, partition_pages, promotion_pages,
+    node_pages, session_pages, console_pages, observing_pages, coordination_pages,
+    bucket_pages, map_pages, partition_pages, promotion_pages, reader_pages,
     user_pages, user_document_pages, pool_user_pages, shared_pages, stored_pages, part_pages,
     cluster_pages, order_pages,
-    index_pages, view_pages, update_pages, mango_index_pages, mango_pages, local_pages, bulk_pages,
-    purge_pages,
+    index_pages, view_pages, try_pages, update_pages, mango_index_pages, mango_pages,
+    local_pages, bulk_pages, purge_pages,
     listing_pages, changes_pages, coverage_pages, document_pages, attachment_pages, design_pages,
     replication_pages, pool_bucket_pages, pool_pages, administration_pages, database_pages,
     database_updates_pages,
@@ -111,7 +119,7 @@ PAGES: Final = (
 
 
 DATALESS_PAGES: Final = (
-    node_pages, session_pages, console_pages, observing_pages,
+    node_pages, session_pages, console_pages, observing_pages, coordination_pages,
     cluster_pages, user_pages, user_document_pages, part_pages,
     index_pages, view_pages, design_pages, dataless_pages,
 )  # fmt: skip
@@ -139,6 +147,8 @@ def make_application(
     application[TOKENS] = tokens
     application[console_pages.CONSOLE] = console_pages.Console()
     application[observing_pages.OBSERVER] = observing_pages.Observer(api)
+    application[coordination_pages.COORDINATION] = coordination_pages.CoordinationSessions(api)
+    application[try_pages.TRIES] = asyncio.Semaphore(try_pages.TRIES_MAX)
     application.on_response_prepare.append(add_shared_headers)
     if refusal is not None:
         application[REFUSAL] = refusal
@@ -256,6 +266,7 @@ class HttpServer:
         application[GUESTS] = self._guests
         application[SHARES] = self._shares
         self._observer = application[observing_pages.OBSERVER]
+        self._coordination = application[coordination_pages.COORDINATION]
         self._runner = web.AppRunner(application, access_log=None, shutdown_timeout=STOP_SECONDS)
         self._listener: asyncio.Server | None = None
 
@@ -292,5 +303,6 @@ class HttpServer:
         if self._listener is not None:
             self._listener.close()
         await self._observer.stop()
+        await self._coordination.stop()
         await self._runner.cleanup()
         await asyncio.to_thread(end_idle_ones)

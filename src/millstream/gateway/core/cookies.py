@@ -4,6 +4,7 @@ Invariants:
 1. A cookie ends when it expires, when the server process that signed it ends, when the user's
    record changes (the signature covers the verifier), and when the user logs out.
 2. A cookie contains no secret, and its content is not trusted without its signature.
+3. The token against requests of other sites is bound to its cookie.
 
 Elsewhere: the page that issues cookies (`gateway.aio.node.session_pages`).
 """
@@ -51,6 +52,14 @@ class CookieSigner:
         name = urlsafe_b64encode(user.name.encode()).decode().rstrip("=")
         serial = str(next(self._serials))
         return f"{name}.{expires}.{serial}.{self._sign(user, expires, serial)}"
+
+    def csrf_token(self, value: str) -> str:
+        """Return what a page shows with each change, beside this cookie: no other page has it."""
+        return hmac.digest(self._key, f"csrf\0{value}".encode(errors="replace"), "sha256").hex()
+
+    def is_csrf_token(self, value: str, token: str) -> bool:
+        """Return whether a page has shown the token of this cookie."""
+        return token.isascii() and hmac.compare_digest(self.csrf_token(value), token)
 
     def revoke(self, value: str, find: Callable[[str], User | None]) -> None:
         """End a cookie at log-out. An invalid one is ignored."""

@@ -19,9 +19,9 @@ from urllib.parse import urlsplit
 
 from millstream.errors import AccessError
 
-__all__ = ["refuse_foreign_page"]
+__all__ = ["SAFE_METHODS", "refuse_foreign_page"]
 
-_SAFE_METHODS: Final = frozenset({"GET", "HEAD", "OPTIONS"})
+SAFE_METHODS: Final = frozenset({"GET", "HEAD", "OPTIONS"})
 _LOOPBACK_NAMES: Final = frozenset({"localhost", "127.0.0.1", "::1", ""})
 
 
@@ -46,7 +46,7 @@ def refuse_foreign_page(
             f"this node is not called {name!r}; use its address, or start it with --advertise",
             code="foreign_host",
         )
-    if method in _SAFE_METHODS or origin is None:
+    if method in SAFE_METHODS or origin is None:
         return
     if urlsplit(origin).netloc.lower() != host.lower():
         raise AccessError(

@@ -331,6 +331,10 @@ class KvServer:
 
     # -- connections
 
+    def streaming(self, bucket: str) -> list[tuple[str, KvConnection]]:
+        """Return the connections that stream a bucket, with the names of their streams."""
+        return [(name, one) for (of, name), one in self._streams.items() if of == bucket]
+
     def tell_changed(self, bucket: Bucket) -> None:
         """Notify a bucket's subscribers of changes, in the next turn of the loop."""
         bucket.is_told_soon = True

@@ -20,7 +20,7 @@ from millstream.kv.core.partition.partition import Partition
 from millstream.model.limits import LEASE_SECONDS_DEFAULT, LEASE_SECONDS_MAX, LEASES_MAX
 from millstream.upr.core.source import Hold
 
-__all__ = ["BucketLeases", "Lease"]
+__all__ = ["BucketLeases", "Lease", "LeaseStatus"]
 
 _SECOND_NS = 1_000_000_000
 
@@ -30,6 +30,15 @@ class Lease(NamedTuple):
 
     expires_ns: int
     holds: dict[int, Hold]
+
+
+class LeaseStatus(NamedTuple):
+    """A lease as shown to people."""
+
+    lease_id: int
+    seconds_left: float
+    holds: dict[int, int]
+    """Partition -> the seqno as of which it is held."""
 
 
 class BucketLeases:
@@ -127,6 +136,20 @@ class BucketLeases:
         """Return what a lease still holds, by partition."""
         lease = self._held(lease_id)
         return {} if lease is None else lease.holds
+
+    def statuses(self) -> list[LeaseStatus]:
+        """Return all leases and what each still holds."""
+        self.drop_expired()
+        now_ns = self._monotonic_ns()
+        return [
+            LeaseStatus(
+                lease_id,
+                (lease.expires_ns - now_ns) / _SECOND_NS,
+                {p: hold.at for p, hold in lease.holds.items()},
+            )
+            for lease_id in list(self._leases)
+            if (lease := self._held(lease_id)) is not None
+        ]
 
     def drop_expired(self) -> None:
         """Release the expired leases."""

@@ -23,6 +23,9 @@ class Streaming(Protocol):
     def statistics(self) -> list[tuple[str, str]]:
         """Return what STAT `dcp` shows of it."""
 
+    def positions(self) -> list[tuple[int, str, int, int]]:
+        """Return partition, state in a word, position and lag of each stream."""
+
     def progress(self, partition_id: int) -> tuple[str, int] | None:
         """Return the state of a partition's stream in a word, and its seqno."""
 

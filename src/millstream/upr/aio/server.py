@@ -119,6 +119,10 @@ class StreamSession:
         prefix = f"eq_dcpq:{self._name}:"
         return [(prefix + name, text) for name, text in self._producer.statistics()]
 
+    def positions(self) -> list[tuple[int, str, int, int]]:
+        """Return partition, state, position and lag of each stream."""
+        return self._producer.positions()
+
     def progress(self, partition_id: int) -> tuple[str, int] | None:
         """Return the state and position of a partition's stream; None if it has none."""
         return self._producer.progress(partition_id)

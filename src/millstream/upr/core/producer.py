@@ -544,6 +544,13 @@ class Producer:
         stream = self._streams.get(partition_id)
         return (stream.status, stream.sent) if stream else None
 
+    def positions(self) -> list[tuple[int, str, int, int]]:
+        """Return partition, state, position and lag of each stream."""
+        return [
+            (partition_id, stream.status, stream.sent, stream.lag)
+            for partition_id, stream in sorted(self._streams.items())
+        ]
+
     def statistics(self) -> list[tuple[str, str]]:
         """Return name and value of what STAT `dcp` shows of this connection."""
         figures = self.figures()

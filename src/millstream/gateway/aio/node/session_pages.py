@@ -47,7 +47,10 @@ async def _show(request: web.Request) -> web.Response:
     if user is not None:
         context = {"name": user.name, "roles": shown_roles(user.roles)}
         info["authenticated"] = _way(request)
-    return answer({"ok": True, "userCtx": context, "info": info})
+    cookie = request.cookies.get(COOKIE_NAME, "")
+    by_cookie = user is not None and _way(request) == "cookie"
+    token = {"csrf": request.app[SIGNER].csrf_token(cookie)} if by_cookie else {}
+    return answer({"ok": True, "userCtx": context, "info": info, **token})
 
 
 def _way(request: web.Request) -> str:

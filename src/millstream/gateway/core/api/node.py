@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import AsyncGenerator, AsyncIterator, Collection, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Literal, Protocol
+from typing import Any, Literal, NamedTuple, Protocol
 
 import msgspec
 
@@ -37,10 +37,13 @@ __all__ = [
     "DocumentScan",
     "FunctionApi",
     "IndexApi",
+    "LeaseShown",
     "NodeApi",
     "NodeMetrics",
     "PartRequest",
     "PartitionStatus",
+    "ReaderStatus",
+    "StreamAt",
     "ViewAnswer",
     "WriterCall",
 ]  # fmt: skip
@@ -93,6 +96,42 @@ class PartitionStatus:
     """The map's row: the node of the active copy, then replicas; empty without a map."""
     follows: FollowStatus | None
     """The source of the copy. None: it has no source."""
+
+
+class StreamAt(NamedTuple):
+    """Where a reader is in one partition."""
+
+    partition: int
+    state: str
+    """Of the stream, in a word: whether it reads the log or the memory."""
+    sent_seqno: int
+    lag: int
+    """Changes that it has not been sent yet."""
+
+
+@dataclass(frozen=True, slots=True)
+class ReaderStatus:
+    """A connection that streams a bucket, as shown to people."""
+
+    name: str
+    """As it calls itself."""
+    address: str
+    user: str
+    """Empty: nobody, since the node has no users."""
+    bytes_waiting: int
+    """Sent and not acknowledged."""
+    sent_bytes: int
+    streams: list[StreamAt]
+
+
+@dataclass(frozen=True, slots=True)
+class LeaseShown:
+    """A lease of a bucket, as shown to people."""
+
+    lease_id: int
+    seconds_left: float
+    holds: Mapping[int, int]
+    """Partition -> the seqno as of which it is held."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -380,6 +419,13 @@ class CommonNodeApi(Protocol):
     def metrics(self) -> NodeMetrics:
         """Return the engine's statistics."""
 
+    def coordination_port(self) -> tuple[str, Any]:
+        """Return HOST:PORT of this node's coordination, and the TLS context to reach it, or None.
+
+        Raises:
+            ConditionError: `no_coord`: this node has no such port.
+        """
+
     def replication_tasks(self) -> list[dict[str, Any]]:
         """Return the running replications as `_active_tasks` shows them."""
 
@@ -483,6 +529,17 @@ class NodeApi(CommonNodeApi, Protocol):
             ConditionError: `bucket_not_found`.
             UnavailableError: `bucket_failed`.
         """
+
+    async def readers(self, name: str) -> list[ReaderStatus]:
+        """Return who streams a bucket from this node.
+
+        Raises:
+            ConditionError: `bucket_not_found`.
+            UnavailableError: `bucket_failed`.
+        """
+
+    def leases(self, name: str) -> list[LeaseShown]:
+        """Return the leases on a bucket; raises as `readers`."""
 
     async def set_partition_state(self, name: str, number: int, state: PartitionState) -> None:
         """Set the state of a copy durably.

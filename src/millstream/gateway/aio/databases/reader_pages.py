@@ -1,0 +1,63 @@
+"""Who reads a bucket's change stream at this node: `/_millstream/buckets/NAME/readers`.
+
+Invariants:
+1. Only administrators are answered.
+2. The name that a reader gave itself tells its kind; a name that tells nothing is "other".
+
+Elsewhere: the streams (`upr.core.producer`), leases (`kv.core.leases`).
+"""
+
+from __future__ import annotations
+
+from dataclasses import asdict
+from typing import Any, Final
+
+from aiohttp import web
+
+from millstream.gateway.aio.answers import NODE_API, answer, require
+from millstream.gateway.core.api.node import ReaderStatus
+
+__all__ = ["KINDS", "kind_of", "routes"]
+
+KINDS: Final = (
+    ("millstream:replication:", "copy"),
+    ("millstream:index:", "index"),
+    ("millstream-bulk-", "bulk"),
+)
+"""How the names of our own readers begin, and what these are; Spark reads in bulk."""
+
+
+def kind_of(name: str) -> str:
+    """Return what a reader is."""
+    return next((kind for begin, kind in KINDS if name.startswith(begin)), "other")
+
+
+def _shown(reader: ReaderStatus) -> dict[str, Any]:
+    streams = [stream._asdict() for stream in reader.streams]
+    return {
+        **asdict(reader),
+        "streams": streams,
+        "kind": kind_of(reader.name),
+        "lag": max((stream.lag for stream in reader.streams), default=0),
+    }
+
+
+async def _readers(request: web.Request) -> web.Response:
+    """Tell who reads a bucket, how far each is, and which leases there are."""
+    require(request, "admin")
+    api, name = request.app[NODE_API], request.match_info["name"]
+    readers = await api.readers(name)
+    leases = [
+        {
+            "lease": f"{lease.lease_id:016x}",
+            "seconds_left": lease.seconds_left,
+            "holds": [{"partition": p, "seqno": at} for p, at in lease.holds.items()],
+        }
+        for lease in api.leases(name)
+    ]
+    return answer({"readers": [_shown(one) for one in readers], "leases": leases})
+
+
+def routes() -> list[web.RouteDef]:
+    """Return the pages of this module."""
+    return [web.get("/_millstream/buckets/{name}/readers", _readers)]

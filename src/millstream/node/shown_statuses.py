@@ -1,0 +1,46 @@
+"""Copies and readers of a bucket in the form in which the pages show them.
+
+Elsewhere: the forms (`gateway.core.api.node`), the pages (`gateway.aio.databases`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+from millstream.gateway.core.api.node import FollowStatus, PartitionStatus, ReaderStatus, StreamAt
+from millstream.kv.aio.connection import KvConnection
+from millstream.kv.aio.engine import BucketEngine
+from millstream.kv.core.partition.partition import Partition
+from millstream.runtime.pace import Turns
+
+__all__ = ["partition_status", "reader_statuses"]
+
+
+def partition_status(running: BucketEngine, partition: Partition) -> PartitionStatus:
+    """Return how a copy is."""
+    bucket_map, followed = running.bucket.map, running.replicator.status(partition.partition_id)
+    places = bucket_map.rows[partition.partition_id] if bucket_map is not None else ()
+    return PartitionStatus(
+        partition.partition_id, partition.state.name.lower(), partition.high_seqno,
+        partition.persisted_seqno, partition.purge_seqno, partition.queue.high_seqno,
+        partition.failover_log, places, FollowStatus(*followed) if followed else None,
+    )  # fmt: skip
+
+
+async def reader_statuses(streaming: Iterable[tuple[str, KvConnection]]) -> list[ReaderStatus]:
+    """Return where the connections are that stream; others have turns between them."""
+    found, turns = list[ReaderStatus](), Turns()
+    for name, connection in streaming:
+        await turns.give()
+        streamer, user = connection.streamer, connection.session.user
+        if streamer is None:
+            continue
+        figures = streamer.figures()
+        found.append(
+            ReaderStatus(
+                name, connection.session.peer, "" if user is None else user.name,
+                figures.unacked_bytes, figures.sent_bytes,
+                [StreamAt(*one) for one in streamer.positions()],
+            )
+        )  # fmt: skip
+    return found
