@@ -27,6 +27,12 @@ def partition_status(running: BucketEngine, partition: Partition) -> PartitionSt
     )  # fmt: skip
 
 
+def _address(peer: str) -> str:
+    """Return HOST:PORT of the text of a socket's address."""
+    parts = peer.strip("()").replace("'", "").split(", ")
+    return ":".join(parts[:2]) if peer.startswith("(") else peer
+
+
 async def reader_statuses(streaming: Iterable[tuple[str, KvConnection]]) -> list[ReaderStatus]:
     """Return where the connections are that stream; others have turns between them."""
     found, turns = list[ReaderStatus](), Turns()
@@ -38,7 +44,7 @@ async def reader_statuses(streaming: Iterable[tuple[str, KvConnection]]) -> list
         figures = streamer.figures()
         found.append(
             ReaderStatus(
-                name, connection.session.peer, "" if user is None else user.name,
+                name, _address(connection.session.peer), "" if user is None else user.name,
                 figures.unacked_bytes, figures.sent_bytes,
                 [StreamAt(*one) for one in streamer.positions()],
             )

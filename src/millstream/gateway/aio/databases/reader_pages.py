@@ -22,6 +22,7 @@ __all__ = ["KINDS", "kind_of", "routes"]
 KINDS: Final = (
     ("millstream:replication:", "copy"),
     ("millstream:index:", "index"),
+    ("millstream-consumer-", "consumer"),
     ("millstream-bulk-", "bulk"),
 )
 """How the names of our own readers begin, and what these are; Spark reads in bulk."""
