@@ -36,7 +36,7 @@ unexport PYTHONDONTWRITEBYTECODE
 .DEFAULT_GOAL := help
 .NOTPARALLEL:
 .PHONY: help setup accelerator lock upgrade format lint types unit quick test ci test-tools java demo demo-cluster \
-	bench clusters cluster-faults faults conformance sdks pipelines e2e crash soak soak-views simulate manager whole-cluster sites fuzz nightly sim sim-change sim-long sim-mutants kills nemesis coverage docs reference wheel clean distclean
+	bench clusters cluster-faults faults conformance console screenshots sdks pipelines e2e crash soak soak-views simulate manager whole-cluster sites fuzz nightly sim sim-change sim-long sim-mutants kills nemesis coverage docs reference wheel clean distclean
 
 help: ## list the targets
 	@echo 'Millstream. Targets (PYTHON=... chooses the interpreter, 3.11 or newer; ARGS=... goes to pytest):'
@@ -138,6 +138,7 @@ ci: test ## the same with faults, simulators, outside clients and slow tests; a 
 	@MILLSTREAM_FORBID_SKIPS=0 MILLSTREAM_PURE=1 MILLSTREAM_THOROUGH= \
 	  $(PYTEST) $(PARALLEL) tests/unit/kv tests/unit/storage tests/unit/vsr
 	@$(PYTEST) tests/clusters
+	@$(PYTEST) tests/console
 	@PYTHONPATH=tests $(PY) -m simulators.spark_faults --schedules 4 --first 7
 	@PYTHONPATH=tests $(PY) -m simulators.coordination_faults --minutes 0.5 --seed 1
 	@PYTHONPATH=tests $(PY) -m simulators.coordination_faults --minutes 0.5 --seed 1 --proxies
@@ -153,6 +154,12 @@ clusters: $(TEST) accelerator java ## Spark in processes of its own: Connect, lo
 
 conformance: $(TEST) accelerator ## real clients against a node
 	@$(PYTEST) $(PARALLEL) tests/conformance
+
+console: $(TEST) accelerator ## the console in a browser: each page's job, accessibility, hostile content
+	@$(PYTEST) tests/console
+
+screenshots: $(TEST) accelerator ## pictures of each page of the console, into docs/console/
+	@PYTHONPATH=tests $(PY) tools/console_pictures.py $(ARGS)
 
 sdks: $(TEST) accelerator ## Couchbase's SDKs for Go, Java, Node and Rust, built and tried; installs toolchains (root on Debian)
 	@sh tools/sdks.sh

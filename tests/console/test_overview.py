@@ -1,0 +1,60 @@
+"""The overview: health, live figures, and a node that goes away and comes back."""
+
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+from playwright.sync_api import expect
+
+from support.console.console import WAIT_MS, Console, OpenConsole
+from support.http.http_calls import done
+from support.node.node_process import NodeProcess, kept_ports
+
+
+@contextmanager
+def _writes(node: NodeProcess, bucket: str) -> Iterator[None]:
+    ends = threading.Event()
+
+    def write() -> None:
+        while not ends.wait(0.02):
+            done(node, "POST", f"/{bucket}/_bulk_docs", {"docs": [{"n": n} for n in range(20)]})
+
+    writer = threading.Thread(target=write)
+    writer.start()
+    yield
+    ends.set()
+    writer.join()
+
+
+def test_figures_follow_what_happens_and_an_address_reproduces_them(
+    console: Console, node: NodeProcess, bucket: str
+) -> None:
+    page = console.open("overview")
+    expect(page.get_by_role("region", name="Health")).to_be_visible()
+    writes = page.locator(".figure").filter(has_text="Writes").locator("strong")
+    with _writes(node, bucket):
+        expect(writes).to_contain_text("/s", timeout=WAIT_MS)
+        expect(writes).not_to_have_text("0/s", timeout=WAIT_MS)
+        expect(console.row("Buckets", bucket)).to_contain_text("ready")
+    page.get_by_role("link", name="Connections").click()
+    page.get_by_role("link", name="1 hour").click()
+    expect(page.get_by_role("heading", name="Connections")).to_be_visible()
+    assert "span=3600" in page.url
+    page.reload()
+    expect(page.get_by_role("heading", name="Connections")).to_be_visible()
+
+
+def test_an_open_page_survives_a_restart_of_the_node(
+    open_console: OpenConsole, tmp_path: Path
+) -> None:
+    with NodeProcess(tmp_path / "node", "--bucket", "flights:4", *kept_ports()) as node:
+        console = open_console(node.http)
+        page = console.open("documents")
+        expect(console.row("Buckets", "flights")).to_be_visible()
+        node.kill()
+        expect(page.locator(".stale").first).to_contain_text("does not answer", timeout=WAIT_MS)
+        expect(console.row("Buckets", "flights")).to_be_visible()
+        node.start()
+        expect(page.locator(".stale")).to_have_count(0, timeout=WAIT_MS)
+        expect(console.row("Buckets", "flights")).to_be_visible()
