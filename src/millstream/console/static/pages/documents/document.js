@@ -38,7 +38,7 @@ async function readDocument(bucket, id, revision, signal) {
 
 /** @param {{bucket: string, id: string, revision: string}} props  id: "" for a new document; revision: "" for the winner */
 export function Document({ bucket, id, revision }) {
-  const document = useResource(id && documentPath(bucket, id) + revision, { read: (signal) => readDocument(bucket, id, revision, signal) });
+  const document = useResource(id ? documentPath(bucket, id) + revision : null, { read: (signal) => readDocument(bucket, id, revision, signal) });
   if (!id) return html`<${Create} bucket=${bucket} />`;
   if (document.error?.status === 404) {
     return html`<div class="panel"><${Empty} title=${document.error.message}><p><a href=${linkTo(["documents", bucket])}>Back to the documents of ${bucket}</a></p></${Empty}></div>`;
