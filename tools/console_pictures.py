@@ -149,7 +149,7 @@ def main() -> int:
             with NodeProcess(folder / "node", "--bucket", "flights:16", *_COORDINATION) as node:
                 _fill(node)
                 for theme in THEMES:
-                    with Console(browser, node.http, theme=theme) as console:
+                    with Console(browser, node.http, theme=theme, height=1_000) as console:
                         for name, address in _PAGES.items():
                             if name in wanted:
                                 _take(console, name, theme, address)

@@ -15,7 +15,7 @@ import { shortRevision } from "./list.js";
 import { Revisions, winnerOf } from "./revisions.js";
 
 /** Height of the editor in pixels: as many lines as the content has, within these. */
-const [LOW_PX, HIGH_PX, LINE_PX] = [160, 460, 20];
+const [LOW_PX, HIGH_PX, LINE_PX] = [160, 380, 20];
 /** Beyond this an editor is slow. */
 const LARGE_CHARACTERS = 2 * 2 ** 20;
 const NEW = "{\n  \n}";
