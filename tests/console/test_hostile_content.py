@@ -21,7 +21,9 @@ NAMES = (
 
 def test_ids_keys_and_values_are_text(console: Console, node: NodeProcess, bucket: str) -> None:
     docs = [
-        {"_id": name, MARKUP: MARKUP, "__proto__": {"x": 1}} for name in NAMES if name[0] != "_"
+        {"_id": name, MARKUP: MARKUP, "nested": {"__proto__": {"x": 1}}}
+        for name in NAMES
+        if name[0] != "_"
     ]
     done(node, "POST", f"/{bucket}/_bulk_docs", {"docs": docs})
     page = console.open(f"documents/{bucket}?full=1")

@@ -6,12 +6,14 @@ import pytest
 
 from support.console.console import Console
 
+LINES = '\ufeff{"a":[{"c":2}]}\r\n\r\n{"b":"\\\\"}\n'
+SEMICOLONS = "\ufeffa;b;\r\n1,5;true;07\r\n;;"
 CASES = {
     "array": ("json", '[{"a":1},\n {"b":"],}{\\"["}]', [{"a": 1}, {"b": '],}{"['}]),
-    "lines": ("json", '\ufeff{"a":[{"c":2}]}\r\n\r\n{"b":"\\\\"}\n', [{"a": [{"c": 2}]}, {"b": "\\"}]),
+    "lines": ("json", LINES, [{"a": [{"c": 2}]}, {"b": "\\"}]),
     "nothing": ("json", " \n", []),
     "commas": ("csv", 'a,b\n1,x\n2,"y,\n""z"""\n', [{"a": 1, "b": "x"}, {"a": 2, "b": 'y,\n"z"'}]),
-    "semicolons": ("csv", "\ufeffa;b;\r\n1,5;true;07\r\n;;", [{"a": "1,5", "b": True, "column3": "07"}, {}]),
+    "semicolons": ("csv", SEMICOLONS, [{"a": "1,5", "b": True, "column3": "07"}, {}]),
     "no last line end": ("csv", "a\tb\n-0.5\t1e3", [{"a": -0.5, "b": "1e3"}]),
     "only names": ("csv", "a,b", []),
 }  # fmt: skip

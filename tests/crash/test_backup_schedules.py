@@ -9,10 +9,11 @@ from collections import Counter
 
 import pytest
 
+from support.budget import budget
 from support.pipelines.backup_double import FalseBackup
 from support.pipelines.node_double import FalseNode
 
-SCHEDULES = 500
+SCHEDULES = budget(500)
 BLOCKS = 3
 
 

@@ -11,8 +11,9 @@ import pytest
 
 from simulators.blob_plants import PLANTS
 from simulators.blob_world import World
+from support.budget import budget
 
-SECONDS_MAX = 20
+SECONDS_MAX = budget(30)
 PLANTED_SEEDS_MAX = 200
 
 

@@ -24,12 +24,13 @@ from millstream.upr.core.bookkeeper import (
     Restore,
     Sweep,
 )
+from support.budget import budget
 from support.streams.keeping_reader import World
 
 SEEDS_PER_TEST = 250
 
 
-@pytest.mark.parametrize("first_seed", range(0, 1000, SEEDS_PER_TEST))
+@pytest.mark.parametrize("first_seed", range(0, budget(1000), SEEDS_PER_TEST))
 def test_the_state_ends_up_equal(first_seed: int) -> None:
     for seed in range(first_seed, first_seed + SEEDS_PER_TEST):
         try:

@@ -10,7 +10,7 @@ import pytest
 from simulators.cluster.plants import PLANTS, RARE, planted
 from simulators.cluster.schedules import run
 
-SEEDS, CASES = 40, 4
+SEEDS, CASES = 20, 4
 FOUND = [name for name in PLANTS if name not in RARE]
 
 

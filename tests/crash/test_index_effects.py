@@ -15,13 +15,14 @@ from millstream.views.aio.indexing.index_store import LmdbIndexStore
 from millstream.views.core.index.index_check import IndexCheck, check_index
 from millstream.views.core.rows import pairs_of
 from simulators.index_world import World, Wrong
+from support.budget import budget
 from support.views.filled_index import SHAPE
 from support.views.index_life import STEPS, contents, expected, is_complete, opened, publish
 from support.views.memory_index_store import Crash, MemoryIndexStore
 
-KILLS = 24
-KILLS_AT_RANDOM = 6
-SCHEDULES = 60
+KILLS = budget(24)
+KILLS_AT_RANDOM = budget(6)
+SCHEDULES = budget(60)
 MAP_BYTES = 64 * 1024 * 1024
 
 

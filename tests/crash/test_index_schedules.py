@@ -5,8 +5,9 @@ import pytest
 from millstream.errors import CorruptionError
 from simulators.index_plants import PLANTS
 from simulators.index_world import World, Wrong
+from support.budget import budget
 
-SCHEDULES = 300
+SCHEDULES = budget(300)
 SCHEDULES_PER_PLANT_MAX = 3000
 FIRST_SEEDS = {
     "the_position_of_the_index_is_not_judged": 620,

@@ -17,6 +17,7 @@ from millstream.vsr.core.disk.durable_steps import (
 )
 from millstream.vsr.core.disk.journal import Journal
 from millstream.vsr.core.disk.startup import Survey, survey
+from support.budget import budget
 from support.coordination.simulated_journal import DAMAGES, SEGMENT_BYTES, JournalWorld, damage
 from support.kv.simulated_disk import FAULTS, Fault
 
@@ -152,6 +153,6 @@ def test_what_is_planted_is_found(name: str, monkeypatch: pytest.MonkeyPatch) ->
     assert caught()
 
 
-@pytest.mark.parametrize("seed", range(40))
+@pytest.mark.parametrize("seed", range(budget(40)))
 def test_where_nothing_is_planted_nothing_is_found(seed: int) -> None:
     life(seed)

@@ -7,8 +7,9 @@ import pytest
 from simulators import namespace_callers
 from simulators.namespace_plants import PLANTS
 from simulators.namespace_truth import WrongError
+from support.budget import budget
 
-SEEDS = 150
+SEEDS = budget(150)
 SEEDS_MAX = 100
 RARE = {
     "own locks count for nothing": 127,

@@ -5,8 +5,9 @@ from __future__ import annotations
 import pytest
 
 from simulators.pipeline_world import World
+from support.budget import budget
 
-SCHEDULES = 1_500
+SCHEDULES = budget(1_500)
 BLOCKS = 3
 
 

@@ -22,11 +22,12 @@ from millstream.model.position import Position
 from millstream.upr.aio.server import StreamSession
 from millstream.upr.core.messages import StreamRequest, encode_stream_request
 from millstream.wire.mcbp import RESPONSE, Opcode, Packet, Status, cut_packets
+from support.budget import budget
 from support.streams.stream_witness import Place, content_of, failovers_of
 
 SEED = random.randrange(2**32)
 PARTITIONS = 3
-ROUNDS = 1500
+ROUNDS = budget(1500)
 KEYS = [b"key%d" % number for number in range(12)]
 NOW = 1_700_000_000_000_000_000
 

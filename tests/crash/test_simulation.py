@@ -5,14 +5,13 @@
 
 from __future__ import annotations
 
-import os
-
 import pytest
 
 from simulators.simulation.plants import PLANTS
 from simulators.simulation.schedules import check, run
+from support.budget import budget
 
-SEEDS = int(os.environ.get("MILLSTREAM_SIMULATION_SEEDS", "800"))
+SEEDS = budget(800)
 BATCH = 50
 QUICKLY_FOUND = (
     "always_intact",

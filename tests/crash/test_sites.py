@@ -7,7 +7,7 @@ import pytest
 from simulators.sites.plants import PLANTS
 from simulators.sites.world import World
 
-SECONDS_MAX = 20
+SECONDS_MAX = 10
 """For schedules of the right rules; `make sites` runs 2,000."""
 PLANTED_SEEDS_MAX = 400
 FIRST_SEEDS = {

@@ -18,7 +18,6 @@ Checked after every start, rollback and compaction and at the end:
 
 import copy
 import itertools
-import os
 import random
 from dataclasses import dataclass, field
 
@@ -33,10 +32,11 @@ from millstream.storage.core.records import Kind, key_of
 from millstream.storage.core.segment_log import LogSizes, SegmentLog
 from millstream.storage.core.store import FlushBatch, LogStore, StoredChange
 from millstream.wire.frames import change_of, deletion, mutation, seqno_of
+from support.budget import budget
 from support.kv.compacting import compact, compacting
 from support.kv.simulated_disk import SYNCS, Crash, SimulatedById, SimulatedDisk
 
-SCHEDULES = int(os.environ.get("MILLSTREAM_CRASH_SCHEDULES", "2000"))
+SCHEDULES = budget(2000)
 BATCH = 250
 KEYS = (b"a", b"b", b"c")
 SIZES = LogSizes(700, 2800, fill_from_bytes=1400, fill_bytes=300)

@@ -13,6 +13,7 @@ import pytest
 
 from millstream.upr.core import shared_slices
 from millstream.upr.core.shared_slices import SharedSlices
+from support.budget import budget
 from support.streams.fake_source import FakeBucket, FakePartition
 from support.streams.stream_line import Line
 
@@ -96,7 +97,7 @@ class World:
             assert not partition.holds
 
 
-@pytest.mark.parametrize("first_seed", range(0, 3000, SEEDS_PER_TEST))
+@pytest.mark.parametrize("first_seed", range(0, budget(3000), SEEDS_PER_TEST))
 def test_the_reader_ends_up_equal(first_seed: int) -> None:
     for seed in range(first_seed, first_seed + SEEDS_PER_TEST):
         try:

@@ -16,7 +16,7 @@ from typing import Any
 from hypothesis import HealthCheck, Phase, seed, settings
 from hypothesis.stateful import run_state_machine_as_test
 
-SECONDS = 30
+SECONDS = 15
 EXAMPLES = int(os.environ.get("MILLSTREAM_MACHINE_EXAMPLES", "0"))
 FIRST_SEED = int(
     os.environ.get("MILLSTREAM_MACHINE_SEED", secrets.randbits(32) if EXAMPLES else 0)

@@ -65,6 +65,7 @@ COMMANDS: Final = {
     "cluster": _Entry("Look after several nodes.", _NODE, "serving.cluster"),
     "user": _Entry("Add, list and remove users, set passwords.", _NODE, "serving.user"),
     "check": _Entry("Verify a data directory offline.", _NODE, "serving.check"),
+    "support": _Entry("Write an archive for those who help.", _NODE, "serving.support"),
     "bench": _Entry("Measure a running node.", _NODE),
     "version": _Entry("Show versions.", _NODE),
     "get": _Entry("Print one document.", _DATA),

@@ -367,6 +367,10 @@ class Engine:
             {name: bucket.published.read() for name, bucket in self.served.items()},
         )
 
+    def shown_settings(self) -> dict[str, Any]:
+        """Return the settings that may be shown."""
+        return self.settings.shown()
+
     def coordination_port(self) -> tuple[str, Any]:
         """Return where the own coordination is; raises as `own_coordination.coordination_port`."""
         return coordination_port(self._addresses.get("coord")), peer_tls_context(self.settings)

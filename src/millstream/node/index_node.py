@@ -96,6 +96,7 @@ class IndexNode:
         self._news = asyncio.Event()
         self._addresses: dict[str, Address] = {}
         self._tls = peer_tls_context(settings)
+        self._shown_settings = settings.shown()
         self._lag = LoopLag()
         self._tasks = Tasks()
         self._started_ns = time.time_ns()
@@ -269,6 +270,10 @@ class IndexNode:
     def replication_tasks(self) -> list[dict[str, Any]]:
         """Return nothing: a node without data has no replications."""
         return []
+
+    def shown_settings(self) -> dict[str, Any]:
+        """Return the settings that may be shown."""
+        return dict(self._shown_settings)
 
     def coordination_port(self) -> tuple[str, Any]:
         """Return where the own coordination is; raises as `own_coordination.coordination_port`."""

@@ -17,7 +17,7 @@ import difflib
 import re
 import tomllib
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field, fields, replace
 from pathlib import Path
 from typing import Any, Final, NamedTuple
 
@@ -171,6 +171,16 @@ class Settings:
     log_level: str = "info"
     log_json: bool = False
     insecure_plaintext: bool = False
+
+    def shown(self) -> dict[str, object]:
+        """Return the settings that may be shown to others: no users, secrets or key files."""
+        hidden = ("users", "cluster_secret", "tls_key", "oidc_jwks")
+        return {
+            one.name: value if isinstance(value, bool | int | None) else str(value)
+            for one in fields(self)
+            if one.name not in hidden
+            for value in [getattr(self, one.name)]
+        }
 
     @property
     def coordination_host(self) -> str:

@@ -46,18 +46,20 @@ function Page(/** @type {PageProps} */ props) {
   const [view, setView] = useState(/** @type {{page: string, View: any} | null} */ (null));
   const [failure, setFailure] = useState(/** @type {any} */ (null));
   const [crash, forget] = useErrorBoundary();
+  const isKnown = Object.hasOwn(PAGES, page);
   useEffect(() => {
     let isMine = true;
     setFailure(null);
     forget();
+    if (!isKnown) return undefined;
     load(page).then(
       (module) => isMine && setView({ page, View: module.default }),
       (error) => isMine && setFailure(error),
     );
-    document.title = `${PAGES[page]?.[0] ?? "Not found"} · Millstream`;
+    document.title = `${isKnown ? PAGES[page][0] : "Not found"} · Millstream`;
     return () => void (isMine = false);
   }, [page]);
-  if (!PAGES[page]) return html`<h1>Not found</h1><p>There is no page of this name. <a href="#/overview">Go to the overview.</a></p>`;
+  if (!isKnown) return html`<h1>Not found</h1><p>There is no page of this name. <a href="#/overview">Go to the overview.</a></p>`;
   if (crash) return html`<${ErrorBox} error=${crash} onRetry=${forget} doing="This page failed." />`;
   if (failure) return html`<${ErrorBox} error=${failure} onRetry=${() => location.reload()} doing="The page could not be loaded." />`;
   if (view?.page !== page) return html`<${Loading} what=${PAGES[page][0]} rows=${6} />`;

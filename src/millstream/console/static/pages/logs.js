@@ -65,7 +65,7 @@ function Lines({ first, isLive, passes: passesNow }) {
   return html`<div class="log" ref=${box} tabindex="0" role="log" aria-label="Log lines"
       onScroll=${(/** @type {any} */ event) => (isAtEnd.current = event.currentTarget.scrollTop + event.currentTarget.clientHeight > event.currentTarget.scrollHeight - 40)}>
     ${lines.map((line) => html`<p key=${line.n} class=${`level-${line.level}`}>
-      <span class="muted"><${Time} ms=${line.at_ms} clock /></span> <${Badge} kind=${KINDS[line.level] || "plain"}>${line.level}</${Badge}>
-      <span class="muted">${line.process} · ${line.logger}</span> <span class="text">${line.text}</span></p>`)}
+      <span class="muted"><${Time} ms=${line.at_ms} clock /></span> <${Badge} kind=${KINDS[line.level] || "plain"}>${line.level}</${Badge}>${" "}
+      <span class="muted">${line.process} · ${line.logger}</span>${" "}<span class="text">${line.text}</span></p>`)}
   </div>`;
 }

@@ -32,6 +32,7 @@ const FIGURES = {
   sent_bytes_per_s: { text: "Sent to readers", format: byteRate },
   stream_lag: { text: "Stream lag", format: (value) => (value == null ? short(value) : counted(value, "change")), join: most },
   unflushed: { text: "Not on disk yet", format: (value) => (value == null ? short(value) : counted(value, "change")) },
+  disk_bytes: { text: "Data on disk", format: bytes },
   memory_bytes: { text: "Memory of the node", format: bytes, isOfNode: true },
   disk_free_bytes: { text: "Free on disk", format: bytes, isOfNode: true },
   connections: { text: "Connections", format: whole, isOfNode: true },
@@ -40,8 +41,8 @@ const FIGURES = {
 
 /** @param {import("../app.js").PageProps} props */
 export default function Overview({ route, session }) {
-  const span = route.query.span in SPANS ? route.query.span : "300";
-  const figure = route.query.figure in FIGURES ? route.query.figure : "writes_per_s";
+  const span = Object.hasOwn(SPANS, route.query.span) ? route.query.span : "300";
+  const figure = Object.hasOwn(FIGURES, route.query.figure) ? route.query.figure : "writes_per_s";
   return html`
     <div class="title"><h1>Overview</h1>
       ${session.isAdmin && html`<nav class="choice" aria-label="Span of time">${Object.entries(SPANS).map(

@@ -419,6 +419,9 @@ class CommonNodeApi(Protocol):
     def metrics(self) -> NodeMetrics:
         """Return the engine's statistics."""
 
+    def shown_settings(self) -> dict[str, Any]:
+        """Return the settings that may be shown: no users, secrets or key files."""
+
     def coordination_port(self) -> tuple[str, Any]:
         """Return HOST:PORT of this node's coordination, and the TLS context to reach it, or None.
 

@@ -4,7 +4,7 @@ import { useResource } from "../../lib/api.js";
 import { Time, whole } from "../../lib/format.js";
 import { html, useState } from "../../lib/html.js";
 import { linkTo } from "../../lib/routes.js";
-import { Empty, ErrorBox, Loading, Shown } from "../../parts/states.js";
+import { Badge, Empty, ErrorBox, Loading, Shown } from "../../parts/states.js";
 import { textOf } from "./asking.js";
 import { Watch } from "./watch.js";
 
@@ -50,13 +50,11 @@ function Children({ say, path, chosen }) {
 
 /** @param {{say: Say, path: string}} props */
 function Element({ say, path }) {
-  const found = useResource(`element ${path}`, { every: 3_000, read: async () => ({
-    ...(await say("GET", path, "ATTR")),
-    settings: await say("CONFIG", "GET", path, "*"),
-    lock: await say("LOCK", "INFO", path).catch(() => null),
-  }) });
+  const found = useResource(`element ${path}`, { every: 3_000, read: () => readElement(say, path) });
   return html`<section class="panel"><header><h2><bdi>${path}</bdi></h2></header>
-    <${Shown} of=${found} what="the element">${(/** @type {any} */ one) => html`
+    <${Shown} of=${found} what="the element">${(/** @type {any} */ one) => (one.type === undefined ? html`
+      <p><${Badge} kind="warn">locked</${Badge}> Somebody holds a write lock, so nobody else reads this element now.</p>
+      <${Holders} held=${one.lock} />` : html`
       <dl class="facts">
         <dt>Type</dt><dd>${one.type}${one.flags.length ? `, ${one.flags.join(", ")}` : ""}</dd>
         <dt>Version</dt><dd><code>${one.version}</code>, made in <code>${one.created_version}</code></dd>
@@ -69,9 +67,20 @@ function Element({ say, path }) {
       ${(one.lock || one.sync) && html`<h3>Holders and waiters</h3><${Holders} held=${one.lock || one.sync} />`}
       <h3>Configuration that applies</h3>
       <dl class="facts">${Object.entries(one.settings).map(([name, value]) => html`<dt><code>${name}</code></dt><dd>${textOf(value)}</dd>`)}</dl>
-    `}</${Shown}>
+    `)}</${Shown}>
     <${Watch} path=${path} />
   </section>`;
+}
+
+/** Return all of an element; of a locked one only who holds it. @param {Say} say  @param {string} path */
+async function readElement(say, path) {
+  const lock = await say("LOCK", "INFO", path).catch(() => null);
+  try {
+    return { ...(await say("GET", path, "ATTR")), settings: await say("CONFIG", "GET", path, "*"), lock };
+  } catch (error) {
+    if (lock && /** @type {any} */ (error).code === "locked") return { lock };
+    throw error;
+  }
 }
 
 /** @param {{held: any}} props */
