@@ -89,7 +89,7 @@ function Drawn({ rows, kind, members, member }) {
     const names = first.map((row) => (Array.isArray(row.key) ? row.key.map(plain).join(" ") : plain(row.key)));
     return { x: values.map((_, at) => at), series: [{ name: chosen || "value", values, kind }], names };
   }, [rows, chosen, kind]);
-  if (drawn.series[0].values.every((value) => value === null)) {
+  if (drawn.series[0].values.every((/** @type {any} */ value) => value === null)) {
     return html`<${Empty} title="These values are no numbers"><p>Choose a view with a reduce function such as <code>_count</code>, and groups.</p></${Empty}>`;
   }
   return html`${numeric.length > 1 && html`<div class="row"><${Field} label="Drawn member" value=${chosen} choices=${numeric} onInput=${(/** @type {string} */ value) => setQuery({ member: value })} /></div>`}
