@@ -15,9 +15,11 @@ from __future__ import annotations
 import logging
 import os
 import sys
+import threading
 import time
 from collections import deque
 from collections.abc import Callable
+from itertools import takewhile
 from typing import Any, Final, NamedTuple, TextIO
 
 from msgspec import json
@@ -108,26 +110,32 @@ class KeptLine(NamedTuple):
 
 
 class KeptLines:
-    """The last lines of this process and of those that it started."""
+    """The last lines of this process and of those that it started; of any thread."""
 
     def __init__(self) -> None:
+        self._lock = threading.Lock()
         self._lines: dict[str, deque[KeptLine]] = {}
         self.total = 0
         """Number of the last line."""
 
     def add(self, process: str, at_ms: int, level: str, logger: str, text: str) -> None:
         """Keep a line."""
-        self.total += 1
-        lines = self._lines.setdefault(process, deque(maxlen=KEPT_LINES_MAX))
-        lines.append(KeptLine(self.total, at_ms, process, level, logger, text[:KEPT_TEXT_MAX]))
+        with self._lock:
+            self.total += 1
+            lines = self._lines.setdefault(process, deque(maxlen=KEPT_LINES_MAX))
+            lines.append(KeptLine(self.total, at_ms, process, level, logger, text[:KEPT_TEXT_MAX]))
 
     def processes(self) -> list[str]:
         """Return the names of the processes that have logged."""
-        return sorted(self._lines)
+        with self._lock:
+            return sorted(self._lines)
 
     def after(self, number: int) -> list[KeptLine]:
         """Return the lines above a number, in order."""
-        found = [line for lines in self._lines.values() for line in lines if line.number > number]
+        found = list[KeptLine]()
+        with self._lock:
+            for lines in self._lines.values():
+                found += takewhile(lambda line: line.number > number, reversed(lines))
         return sorted(found)
 
 
