@@ -146,9 +146,9 @@ RECENT: Final = KeptLines()
 class _Keeper(logging.Handler):
     """Keeps the lines, or sends them to the process that started this one."""
 
-    def __init__(self, tell: Callable[[dict[str, Any]], None] | None) -> None:
+    def __init__(self, process: str, tell: Callable[[dict[str, Any]], None] | None) -> None:
         super().__init__(logging.INFO)
-        self._tell = tell
+        self._process, self._tell = process, tell
 
     def emit(self, record: logging.LogRecord) -> None:
         """Keep a record."""
@@ -160,7 +160,7 @@ class _Keeper(logging.Handler):
             at_ms, level = int(record.created * 1000), record.levelname.lower()
             logger, text = record.name.removeprefix("millstream."), text[:KEPT_TEXT_MAX]
             if self._tell is None:
-                RECENT.add("engine", at_ms, level, logger, text)
+                RECENT.add(self._process, at_ms, level, logger, text)
                 return
             line = {"at_ms": at_ms, "level": level, "logger": logger, "text": text}
             self._tell({"event": "log", **line})
@@ -173,6 +173,7 @@ def set_up_logs(
     *,
     as_json: bool,
     stream: TextIO | None = None,
+    process: str = "engine",
     tell: Callable[[dict[str, Any]], None] | None = None,
 ) -> None:
     """Send all logs of this process to stderr (or `stream`).
@@ -181,6 +182,7 @@ def set_up_logs(
         level: the lowest that is logged.
         as_json: the form of a line.
         stream: in place of stderr.
+        process: the name under which lines are kept.
         tell: sends an event `log` to the process that started this one, which keeps the line.
 
     Raises:
@@ -193,7 +195,7 @@ def set_up_logs(
     handler = logging.StreamHandler(stream or sys.stderr)
     handler.setFormatter(JsonFormatter() if as_json else LineFormatter())
     root = logging.getLogger()
-    root.handlers[:] = [handler, _Keeper(tell)]
+    root.handlers[:] = [handler, _Keeper(process, tell)]
     root.setLevel(level.upper())
     logging.getLogger("asyncio").setLevel(max(logging.WARNING, root.level))
     logging.captureWarnings(True)
