@@ -228,11 +228,6 @@ class Supervisor:
         self.settings = dataclasses.replace(self.settings, **actual)
         said = "ready" if self.settings.engines == 1 else f"{self._name} is ready"
         _LOG.info(said, extra={name: text for name, text in listeners.items() if text})
-        if self.settings.http is not None:
-            address, tls = self.settings.http, self.settings.tls_cert is not None
-            host = self.settings.advertised_host if address.is_wildcard else address.host
-            url = f"http{'s' * tls}://{Address(host, address.port)}/_console/"
-            _LOG.info("the console is at %s", url)
         if not self._is_announced:
             self._is_announced = True
             if (console := console_address(self.settings, listeners.get("http"))) is not None:
