@@ -135,7 +135,7 @@ ci: test ## the same with faults, simulators, outside clients and slow tests; a 
 	@MILLSTREAM_FORBID_SKIPS=0 MILLSTREAM_PURE=1 MILLSTREAM_THOROUGH= \
 	  $(PYTEST) $(PARALLEL) tests/unit/kv tests/unit/storage tests/unit/vsr
 	@$(PYTEST) tests/clusters
-	@PYTHONPATH=tests $(PY) -m simulators.spark_faults --schedules 2 --first 7
+	@PYTHONPATH=tests $(PY) -m simulators.spark_faults --schedules 2 --first 10
 	@PYTHONPATH=tests $(PY) -m simulators.coordination_faults --minutes 0.5 --seed 1 --proxies
 
 nightly: $(TEST) accelerator ## what make ci has small budgets of, at length
