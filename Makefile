@@ -142,7 +142,7 @@ ci: test ## the same with faults, simulators, outside clients and slow tests; a 
 	@MILLSTREAM_FORBID_SKIPS=0 MILLSTREAM_PURE=1 MILLSTREAM_THOROUGH= \
 	  $(PYTEST) $(PARALLEL) -m 'not slow and not nightly' $(addprefix tests/unit/,$(CALLERS_OF_TWINS))
 	@$(PYTEST) tests/clusters
-	@PYTHONPATH=tests $(PY) -m simulators.spark_faults --schedules 2 --first 7
+	@PYTHONPATH=tests $(PY) -m simulators.spark_faults --schedules 2 --first 10
 	@PYTHONPATH=tests $(PY) -m simulators.coordination_faults --minutes 0.5 --seed 1 --proxies
 
 nightly: $(TEST) accelerator java ## what make ci has small budgets of, at length
