@@ -77,7 +77,7 @@ def truth(nodes: ManagedNodes, keys: list[str]) -> dict[str, bytes]:
         return {str(key): bytes(one.data) for key, one in client.get_many(keys).items()}
 
 
-@pytest.mark.slow
+@pytest.mark.nightly  # so does the query of `test_demo`, whose nodes die, come and go
 @pytest.mark.timeout(600)
 def test_a_query_needs_no_restart_through_a_fail_over_and_a_rebalance(
     spark: Any, make_node: Make, tmp_path: Path
