@@ -32,7 +32,7 @@ MEANT_TO_WRITE = 256 * 1024 * 1024
 EXTRAS = Struct(">II")
 FLUSHES = (Opcode.FLUSH, Opcode.FLUSHQ)
 KEPT = {b"kept-%d" % n: b'{"kept": %d}' % n for n in range(200)}
-FUZZ_ROUNDS = int(os.environ.get("MILLSTREAM_FUZZ_ROUNDS") or budget(400))
+FUZZ_ROUNDS = budget(400)
 Connect = Callable[..., RawClient]
 
 
