@@ -148,6 +148,7 @@ ci: test ## the same with faults, simulators, outside clients and slow tests; a 
 nightly: $(TEST) accelerator java ## what make ci has small budgets of, at length
 	@MILLSTREAM_THOROUGH=2 $(PYTEST) $(PARALLEL) tests/unit tests/crash tests/e2e
 	@MILLSTREAM_PURE=1 $(PYTEST) $(PARALLEL) tests/unit/kv tests/unit/storage tests/unit/vsr
+	@$(PYTEST) -m nightly tests/pipelines
 	@$(MAKE) clusters soak soak-views sim-change manager whole-cluster sites faults cluster-faults kills nemesis
 
 faults: $(TEST) accelerator java ## Spark pipelines: 100 schedules of faults, 100 of rollbacks; ARGS="--family F --seed N" repeats one
