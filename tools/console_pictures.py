@@ -11,8 +11,11 @@ Invariants:
 from __future__ import annotations
 
 import argparse
+import math
+import random
 import sys
 import tempfile
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -29,7 +32,9 @@ from support.node.waiting import until
 
 _OUT: Final = Path(__file__).parents[1] / "docs/console"
 _BYTES_MAX: Final = 150_000
-_FLIGHTS: Final = 2_000
+_FLIGHTS: Final = 9_000
+_PER_S: Final = 60
+"""Documents written in a second, on average: the pictures show two minutes."""
 _COORDINATION: Final = ("--coord", FREE, "--peer", FREE)
 _DESIGN: Final = {
     "views": {
@@ -60,8 +65,13 @@ def _fill(node: NodeProcess) -> None:
     """Write what the pictures show."""
     documents = dict(read_flights(find_flights(), _FLIGHTS).changes(0, 3 * _FLIGHTS))
     docs = [{"_id": key, **_decoded(body)} for key, body in documents.items() if body is not None]
-    done(node, "POST", "/flights/_bulk_docs", {"docs": docs})
     done(node, "PUT", "/flights/_design/delays", _DESIGN)
+    at = 0
+    while at < len(docs):  # as a source does: more in some seconds than in others
+        rate = int(_PER_S * (1.2 + math.sin(at / 900)) * random.uniform(0.8, 1.2))
+        done(node, "POST", "/flights/_bulk_docs", {"docs": docs[at : at + rate]})
+        at += rate
+        time.sleep(1)
     done(node, "GET", "/flights/_design/delays/_view/by_carrier?group_level=1")
     _conflict(node, {key: value for key, value in docs[0].items() if key != "_id"})
 
@@ -111,9 +121,14 @@ def _cluster(folder: Path) -> Iterator[NodeProcess]:
 
 
 def _take(console: Console, name: str, theme: str, address: str) -> None:
-    console.open(address)
+    page = console.open(address)
+    if name == "import":
+        rows = "carrier,flight,delay\nUA,1545,2\nAA,1141,-4\nB6,725,-1\n"
+        table = {"name": "more-flights.csv", "mimeType": "text/csv", "buffer": rows.encode()}
+        page.get_by_label("File to import").set_input_files(table)  # type: ignore[arg-type]
+        page.get_by_label("Id of each document").fill("{carrier}-{flight}")
     file = _OUT / f"{name}-{theme}.png"
-    console.page.screenshot(path=file)
+    page.screenshot(path=file)
     console.check()
     assert file.stat().st_size < _BYTES_MAX, f"{file} has {file.stat().st_size} bytes"
     print(f"{file.name}: {file.stat().st_size // 1024} KiB", flush=True)
@@ -122,23 +137,23 @@ def _take(console: Console, name: str, theme: str, address: str) -> None:
 def main() -> int:
     """Make the pictures that are asked for; return the exit status."""
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
-    parser.add_argument("--only", help="name of one page")
-    only = parser.parse_args().only
+    parser.add_argument("pages", nargs="*", help="names of pages; all without any")
+    wanted = parser.parse_args().pages or [*_PAGES, "cluster"]
     _OUT.mkdir(exist_ok=True)
     with tempfile.TemporaryDirectory() as temporary, sync_playwright() as playwright:
         folder = Path(temporary)
         browser = playwright.chromium.launch(
             executable_path="/usr/bin/chromium", args=list(BROWSER_ARGUMENTS)
         )
-        if only != "cluster":
+        if set(wanted) != {"cluster"}:
             with NodeProcess(folder / "node", "--bucket", "flights:16", *_COORDINATION) as node:
                 _fill(node)
                 for theme in THEMES:
-                    with Console(browser, node.http, theme=theme) as console:
+                    with Console(browser, node.http, theme=theme, height=1_000) as console:
                         for name, address in _PAGES.items():
-                            if only in (None, name):
+                            if name in wanted:
                                 _take(console, name, theme, address)
-        if only in (None, "cluster"):
+        if "cluster" in wanted:
             with _cluster(folder) as node:
                 for theme in THEMES:
                     with Console(browser, node.http, theme=theme) as console:

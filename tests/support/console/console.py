@@ -35,10 +35,10 @@ class Console:
     """One tab with a window of its own."""
 
     def __init__(
-        self, browser: Browser, url: str, *, theme: str = "light", width: int = 1280
+        self, browser: Browser, url: str, *, theme: str = "light", height: int = 900
     ) -> None:
         self._context = browser.new_context(
-            viewport={"width": width, "height": 900}, color_scheme=theme, base_url=url,  # type: ignore[arg-type]
+            viewport={"width": 1280, "height": height}, color_scheme=theme, base_url=url,  # type: ignore[arg-type]
             accept_downloads=True, reduced_motion="reduce",
         )  # fmt: skip
         self._context.set_default_timeout(WAIT_MS)
@@ -119,4 +119,4 @@ class Console:
 
 
 OpenConsole = Callable[..., Console]
-"""Opens a tab: `open_console(url, theme="dark", width=360)`."""
+"""Opens a tab: `open_console(url, theme="dark")`."""

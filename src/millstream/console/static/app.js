@@ -24,7 +24,7 @@ const PAGES = {
   query: ["Query", false],
   streams: ["Streams", true],
   pipelines: ["Pipelines", true],
-  sites: ["Sites", false],
+  sites: ["Sites", true],
   coordination: ["Coordination", true],
   security: ["Security", true],
   logs: ["Logs", true],

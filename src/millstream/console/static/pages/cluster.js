@@ -37,7 +37,7 @@ function Head({ data, onChanged }) {
       <dt>Data</dt><dd>${unserved ? html`<${Badge} kind="bad">${counted(unserved, "partition")} not served</${Badge}>` : unknown ? html`<${Badge} kind="warn">${counted(unknown, "partition")} not known</${Badge}>` : html`<${Badge} kind="good">all partitions are served</${Badge}>`}
         ${data.buckets.map((/** @type {any} */ one) => ` ${one.name}: ${whole(one.whole)} of ${counted(one.partitions, "partition")} with all copies`).join(",")}</dd>
       <dt>Orchestrator</dt><dd>${orchestrator ? orchestrator.name : html`<${Badge} kind="bad">none now: nothing is failed over or moved</${Badge}>`}</dd>
-      <dt>State is kept by</dt><dd>${coordination ? html`${coordination.members.join(", ")}; ${coordination.may_fail} of them may fail` : "unknown"}</dd>
+      <dt>State is kept by</dt><dd>${coordination ? html`${[...coordination.members].sort().join(", ")}; ${coordination.may_fail} of them may fail` : "unknown"}</dd>
       <dt>Add a node</dt><dd>Open the console of the new node, choose Cluster, and join <span class="mono">${location.host}</span>. Then rebalance.</dd>
     </dl></section>
     ${isOpen && html`<${Rebalance} data=${data} isRunning=${Boolean(plan)} onClose=${() => setOpen(false)} onDone=${onChanged} />`}`;
@@ -82,8 +82,8 @@ function Nodes({ data, onChanged }) {
   const act = (/** @type {any} */ node, /** @type {string} */ what) => () => setChosen({ node, what });
   const columns = [
     { name: "Node", sort: (/** @type {any} */ row) => row.name, show: (/** @type {any} */ row) => html`<strong>${row.name}</strong> <span class="mono muted nowrap">${row.host}:${row.ports.http}</span>` },
-    { name: "Zone", sort: (/** @type {any} */ row) => row.zone, show: (/** @type {any} */ row) => row.zone || html`<span class="muted">none</span>` },
-    { name: "Roles", show: (/** @type {any} */ row) => row.roles.join(", ") },
+    { name: "Zone", sort: (/** @type {any} */ row) => row.zone, show: (/** @type {any} */ row) => html`<span class=${row.zone ? "nowrap" : "muted"}>${row.zone || "none"}</span>` },
+    { name: "Roles", show: (/** @type {any} */ row) => html`<span class="nowrap">${row.roles.join(", ")}</span>` },
     { name: "State", show: (/** @type {any} */ row) => html`<${Badge} kind=${KINDS[row.state] || "plain"}>${row.state}</${Badge}>` },
     { name: "Heard", show: (/** @type {any} */ row) => { const [kind, text] = lease(row); return html`<${Badge} kind=${kind}>${text}</${Badge}>`; } },
     { name: "Active", isNumber: true, show: (/** @type {any} */ row) => whole(row.active) },

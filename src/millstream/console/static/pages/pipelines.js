@@ -33,7 +33,7 @@ export default function Pipelines(_props) {
 /** @param {AbortSignal} signal  @returns {Promise<Bucket[]>} */
 async function readPipelines(signal) {
   const { buckets } = await get("/_millstream/buckets", { signal });
-  return Promise.all(buckets.filter((/** @type {any} */ one) => one.state === "ready").map(async ({ name }) => {
+  return Promise.all(buckets.filter((/** @type {any} */ one) => one.state === "ready").map(async (/** @type {any} */ { name }) => {
     const [{ readers, leases }, { keys }] = await Promise.all([
       get(pathOf("_millstream", "buckets", name, "readers"), { signal }),
       get(`${pathOf("_millstream", "buckets", name, "keys")}?prefix=${encodeURIComponent(STATE)}&limit=${STATES_MAX}`, { signal }),

@@ -8,6 +8,9 @@ const uPlot = vendored;
 
 const COLOURS = ["--series-1", "--series-2", "--series-3", "--series-4", "--series-5", "--series-6"];
 
+/** Steps between the names of an axis. */
+const NAMED_STEPS = [1, 2, 5, 10, 20, 50, 100, 200, 500, 1000];
+
 /** @param {string} name  of a CSS variable */
 const colour = (name) => getComputedStyle(document.documentElement).getPropertyValue(name).trim();
 
@@ -73,9 +76,9 @@ function optionsOf(/** @type {HTMLElement} */ place, /** @type {Series[]} */ ser
     height,
     legend: { show: !isSpark },
     cursor: { show: !isSpark, drag: { setScale: false } },
-    scales: { x: { time: !isNamed }, y: { range: (/** @type {any} */ _, /** @type {number} */ min, /** @type {number} */ max) => [Math.min(0, min ?? 0), (max || 1) * 1.05] } },
+    scales: { x: isNamed ? { time: false, range: (/** @type {any} */ _, /** @type {number} */ first, /** @type {number} */ last) => [first - 0.5, last + 0.5] } : { time: true }, y: { range: (/** @type {any} */ _, /** @type {number} */ min, /** @type {number} */ max) => [Math.min(0, min ?? 0), (max || 1) * 1.05] } },
     axes: isSpark ? [{ show: false }, { show: false }] : [
-      isNamed ? { ...axis, values: (/** @type {any} */ _, /** @type {number[]} */ at) => at.map((one) => (Number.isInteger(one) ? String(named.current?.[one] ?? "") : "")) }
+      isNamed ? { ...axis, incrs: NAMED_STEPS, values: (/** @type {any} */ _, /** @type {number[]} */ at) => at.map((one) => (Number.isInteger(one) ? String(named.current?.[one] ?? "") : "")) }
         : { ...axis, values: (/** @type {any} */ _, /** @type {number[]} */ at) => at.map((one) => clock(one, (at[1] ?? 0) - at[0] < 60)) },
       { ...axis, size: 70, values: (/** @type {any} */ _, /** @type {number[]} */ at) => at.map((one) => formats.current(one)) },
     ],

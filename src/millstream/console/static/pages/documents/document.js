@@ -14,6 +14,8 @@ import { saveAs } from "./export.js";
 import { shortRevision } from "./list.js";
 import { Revisions, winnerOf } from "./revisions.js";
 
+/** Height of the editor in pixels: as many lines as the content has, within these. */
+const [LOW_PX, HIGH_PX, LINE_PX] = [160, 380, 20];
 /** Beyond this an editor is slow. */
 const LARGE_CHARACTERS = 2 * 2 ** 20;
 const NEW = "{\n  \n}";
@@ -38,7 +40,7 @@ async function readDocument(bucket, id, revision, signal) {
 
 /** @param {{bucket: string, id: string, revision: string}} props  id: "" for a new document; revision: "" for the winner */
 export function Document({ bucket, id, revision }) {
-  const document = useResource(id && documentPath(bucket, id) + revision, { read: (signal) => readDocument(bucket, id, revision, signal) });
+  const document = useResource(id ? documentPath(bucket, id) + revision : null, { read: (signal) => readDocument(bucket, id, revision, signal) });
   if (!id) return html`<${Create} bucket=${bucket} />`;
   if (document.error?.status === 404) {
     return html`<div class="panel"><${Empty} title=${document.error.message}><p><a href=${linkTo(["documents", bucket])}>Back to the documents of ${bucket}</a></p></${Empty}></div>`;
@@ -124,7 +126,7 @@ function Content({ bucket, id, shown, canSave, onSaved }) {
       <div class="row center"><button type="button" onClick=${download}>Download</button><button type="button" onClick=${() => allowLarge(true)}>Edit it all the same</button></div></${Empty}></div>`;
   }
   return html`<section class="panel">
-    <${Editor} label="Content of the document" value=${first} onChange=${setText} onSave=${() => save(shown?._rev)} isReadOnly=${!canSave} height=${360} />
+    <${Editor} label="Content of the document" value=${first} onChange=${setText} onSave=${() => save(shown?._rev)} isReadOnly=${!canSave} height=${Math.min(HIGH_PX, Math.max(LOW_PX, (first.split("\n").length + 1) * LINE_PX))} />
     ${theirs ? html`<${Conflict} theirs=${theirs} mine=${text} onMine=${() => save(theirs._rev)} onTheirs=${() => (setTheirs(null), onSaved(theirs._rev || "", id))} />`
       : fault && html`<p class="stale" role="status">${fault}</p>`}
     ${error && html`<${ErrorBox} error=${error} doing="It was not saved." />`}

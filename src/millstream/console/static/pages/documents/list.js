@@ -43,16 +43,17 @@ export function List({ bucket, query, session }) {
         : html`<button type="button" onClick=${save}>Export</button>`}
       <${BucketActions} bucket=${bucket} session=${session} />
     </div></div>
-    <${Shown} of=${info} what="the bucket">${(/** @type {any} */ data) => html`<p class="muted">
-      ${whole(data.doc_count)} documents, ${whole(data.doc_del_count)} deleted, ${bytes(data.sizes.file)} on disk</p>`}</${Shown}>
+    <div class="row">
+      <div class="grow"><${Shown} of=${info} what="the bucket" rows=${1}>${(/** @type {any} */ data) => html`<p class="muted last">
+        ${whole(data.doc_count)} documents, ${whole(data.doc_del_count)} deleted, ${bytes(data.sizes.file)} on disk</p>`}</${Shown}></div>
+      <form class="row" onSubmit=${open}><${Field} label="Open by id" value=${id} onInput=${setId} /><button disabled=${!id}>Open</button></form>
+    </div>
     <div class="row">
       <${Typed} label="Ids that begin with" value=${query.prefix || ""} onChange=${(/** @type {string} */ prefix) => setQuery({ prefix, from: "", to: "" })} />
       <${Typed} label="From id" value=${query.from || ""} onChange=${(/** @type {string} */ from) => setQuery({ from, prefix: "" })} />
       <${Typed} label="To id" value=${query.to || ""} onChange=${(/** @type {string} */ to) => setQuery({ to, prefix: "" })} />
       <${Check} label="Backwards" isOn=${Boolean(query.down)} onChange=${(/** @type {boolean} */ isOn) => setQuery({ down: isOn ? "1" : "" })} />
       <${Check} label="Show contents" isOn=${Boolean(query.full)} onChange=${(/** @type {boolean} */ isOn) => setQuery({ full: isOn ? "1" : "" })} />
-      <span class="grow"></span>
-      <form class="row" onSubmit=${open}><${Field} label="Open by id" value=${id} onInput=${setId} /><button disabled=${!id}>Open</button></form>
     </div>
     <${Rows} key=${JSON.stringify([query.prefix, query.from, query.to, query.down, query.full])} bucket=${bucket} query=${query} />`;
 }

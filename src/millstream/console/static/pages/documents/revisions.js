@@ -108,7 +108,7 @@ function Tree({ bucket, id, ordered, known, shown, winner }) {
   const leaves = new Map(ordered.map((one) => [one._rev, one]));
   const width = (Math.max(...drawn.map((one) => one.column)) + 1) * STEP_X;
   const place = (/** @type {Drawn} */ one) => [EDGE + one.column * STEP_X, EDGE + one.row * STEP_Y];
-  return html`<div class="tree" tabindex="0" role="group" aria-label="Tree of revisions"><svg width=${width } height=${ordered.length * STEP_Y + 10} viewBox="0 -20 ${width} ${ordered.length * STEP_Y + 10}">
+  return html`<div class="tree" tabindex="0" role="group" aria-label="Tree of revisions"><svg width=${width } height=${ordered.length * STEP_Y + 8} viewBox="0 22 ${width} ${ordered.length * STEP_Y + 8}">
     ${drawn.map((one) => {
       const before = one.parent && at.get(one.parent);
       if (!before) return null;
