@@ -27,8 +27,15 @@ TSC  := tests/npm/node_modules/.bin/tsc
 PARALLEL     := --numprocesses $(shell expr 1 + `getconf _NPROCESSORS_ONLN`) --dist worksteal
 
 # `make ci` sets MILLSTREAM_THOROUGH=1: slow tests run, and randomised tests have more cases;
-# `make nightly` sets 2: they have all.
-CHOSEN = $(if $(filter 1 2,$(MILLSTREAM_THOROUGH)),,-m 'not slow')
+# `make nightly` sets 2: they have all, and tests marked `nightly` run.
+CHOSEN = $(if $(filter 2,$(MILLSTREAM_THOROUGH)),,-m '$(if \
+	$(filter 1,$(MILLSTREAM_THOROUGH)),,not slow and )not nightly')
+
+# What calls a compiled function, and what reads and writes its formats; `make ci` also runs it without
+# the accelerator.
+CALLERS_OF_TWINS = kv/core/queue kv/core/session kv/core/partition/test_residents.py kv/aio/test_engine.py \
+	storage/core/test_records.py storage/core/test_new_keys.py storage/core/test_segment_log.py \
+	vsr/core/test_entries.py vsr/core/disk
 
 # What was compiled once is kept beside its source, tests with their assertions, too: otherwise every
 # process compiles them again.
@@ -135,16 +142,17 @@ ci: export MILLSTREAM_FORBID_SKIPS = 1
 ci: export MILLSTREAM_THOROUGH = 1
 ci: export PYTEST_ADDOPTS = --randomly-seed=1
 ci: test ## the same with faults, simulators, outside clients and slow tests; a skipped test fails
-	@$(PYTEST) $(PARALLEL) tests/crash tests/conformance
+	@$(PYTEST) $(PARALLEL) $(CHOSEN) tests/crash tests/conformance
 	@MILLSTREAM_FORBID_SKIPS=0 MILLSTREAM_PURE=1 MILLSTREAM_THOROUGH= \
-	  $(PYTEST) $(PARALLEL) tests/unit/kv tests/unit/storage tests/unit/vsr
+	  $(PYTEST) $(PARALLEL) -m 'not slow and not nightly' $(addprefix tests/unit/,$(CALLERS_OF_TWINS))
 	@$(PYTEST) tests/clusters
 	@$(PYTEST) tests/console
-	@PYTHONPATH=tests $(PY) -m simulators.spark_faults --schedules 2 --first 7
+	@PYTHONPATH=tests $(PY) -m simulators.spark_faults --schedules 2 --first 10
 	@PYTHONPATH=tests $(PY) -m simulators.coordination_faults --minutes 0.5 --seed 1 --proxies
 
-nightly: $(TEST) accelerator ## what make ci has small budgets of, at length
-	@MILLSTREAM_THOROUGH=2 $(PYTEST) $(PARALLEL) tests/unit tests/crash
+nightly: $(TEST) accelerator java ## what make ci has small budgets of, at length
+	@MILLSTREAM_THOROUGH=2 $(PYTEST) $(PARALLEL) tests/unit tests/crash tests/e2e
+	@MILLSTREAM_PURE=1 $(PYTEST) $(PARALLEL) tests/unit/kv tests/unit/storage tests/unit/vsr
 	@$(MAKE) soak soak-views sim-change manager whole-cluster sites faults cluster-faults kills nemesis
 
 faults: $(TEST) accelerator java ## Spark pipelines: 100 schedules of faults, 100 of rollbacks; ARGS="--family F --seed N" repeats one

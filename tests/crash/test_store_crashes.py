@@ -70,7 +70,7 @@ class Node:
     def __init__(self, disk, truths):
         self.disk, self.truths = disk, truths
         self.is_failing = False
-        self.is_begun = False
+        self.known_id = None
         self.is_swapped = False
         disk.before = self.before
         self.store: LogStore | None = None
@@ -133,7 +133,7 @@ class World:
     def open(self, node):
         return LogStore.open(
             node.disk, SimulatedById(node.disk), partition_count=self.partitions,
-            new_entry=self.new_entry, sizes=SIZES, is_begun=node.is_begun,
+            new_entry=self.new_entry, sizes=SIZES, known_id=node.known_id,
         )  # fmt: skip
 
     def new_entry(self, seqno, last_branch):
@@ -151,7 +151,7 @@ class World:
             node.disk.by_id = [{}]
             store = self.open(node)
         node.is_swapped = False
-        node.is_begun = True
+        node.known_id = store.log_id
         node.store, node.highs, node.queues = store, [], [[] for _ in node.truths]
         node.compaction = iter(())
         self.lines.append(f"start {store.was_clean_stop} {store.cut_bytes}")
@@ -240,7 +240,7 @@ class World:
     def check_offline(self, node):
         """What `millstream check` says of a copy of the directory."""
         disk = node.disk.copied(self.rng, self.numbers)
-        log = SegmentLog(disk, SIZES)
+        log = SegmentLog(disk, SIZES, known_id=node.known_id)
         found = check_log(log, self.partitions, ById(SimulatedById(disk)))
         assert found.segments == len(node.store._log.numbers)
         for p, truth in enumerate(node.truths):
@@ -364,7 +364,7 @@ class World:
 
     def image(self, node):
         image = Node(node.disk.copied(self.rng, self.numbers), copy.deepcopy(node.truths))
-        image.is_begun, image.is_swapped = node.is_begun, node.is_swapped
+        image.known_id, image.is_swapped = node.known_id, node.is_swapped
         return image
 
     def copy(self, node):

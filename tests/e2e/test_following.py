@@ -112,8 +112,8 @@ def follow(
 @pytest.mark.parametrize(
     ("kind", "state_of"),
     [
-        pytest.param("sqlite", table, marks=pytest.mark.slow),
-        pytest.param("plain", table, marks=pytest.mark.slow),
+        pytest.param("sqlite", table, marks=pytest.mark.nightly),
+        pytest.param("plain", table, marks=pytest.mark.nightly),
         ("lines", replayed),
     ],
 )

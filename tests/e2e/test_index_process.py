@@ -167,7 +167,7 @@ def test_the_index_process_ends_with_the_embedding_program(tmp_path: Path) -> No
         until(lambda: is_gone(index))
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_repeated_kills_during_a_build(make_node: MakeNode) -> None:
     node = make_node("--bucket", "default:8").start()
     write(node, range(30_000))

@@ -36,7 +36,7 @@ from support.streams.stream_witness import (
     merged,
 )
 
-KILLS = int(os.environ.get("MILLSTREAM_KILLS", "12"))
+KILLS = int(os.environ.get("MILLSTREAM_KILLS", "6"))
 SEED = int(os.environ.get("MILLSTREAM_SEED") or random.randrange(2**32))
 PARTITIONS = 16
 WRITERS = 3

@@ -42,7 +42,7 @@ def test_interrupted_load_goes_on(node: NodeProcess, tmp_path: Path) -> None:
     assert [found.name for found in tmp_path.glob("rows*")] == ["rows.jsonl"]
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_load_of_four_times_the_memory_quota(make_node: MakeNode, tmp_path: Path) -> None:
     """The load is slowed, nothing is refused; no row is missed."""
     node = make_node("--memory-quota", "16MiB", "--flush-interval", "5000").start()

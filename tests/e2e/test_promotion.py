@@ -86,7 +86,7 @@ def test_an_old_active_copy_comes_back_and_is_rolled_back_where_it_was_ahead(mak
     assert nodes.get("a", b"more").status == Status.KEY_ENOENT
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_what_a_majority_acknowledged_outlives_any_one_node(make: Make) -> None:
     nodes = make(3, ["abc", "bca", "cab", "abc"])
     keys = [b"k%d" % n for n in range(40)]

@@ -32,7 +32,7 @@ from support.pipelines.spark_rows import planned_end
 
 pytestmark = pytest.mark.slow
 
-SCHEDULES = int(os.environ.get("MILLSTREAM_SCHEDULES", "9"))
+SCHEDULES = int(os.environ.get("MILLSTREAM_SCHEDULES", "6"))
 """`make kills` has more."""
 BLOCKS = 3
 """Run at a time, where the suite is."""

@@ -23,11 +23,11 @@ from simulators.spark_faults.world import Difference, Executors, Outcome, Play, 
 
 FEW = [
     pytest.param("faults", 4, marks=pytest.mark.slow),
-    ("faults", 14),
-    pytest.param("rollbacks", 1, marks=pytest.mark.slow),
+    ("faults", 9),
 ]
-"""Table and bucket whose driver is killed; a transactional sink; lost tails, and a view, too."""
-CI_SEEDS = range(1, 11)
+"""Table and bucket whose driver is killed; a sink that upserts."""
+CI_SEEDS = range(10, 12)
+"""`make ci` runs these of both families: two other sinks, executors of their own, lost tails."""
 PLAYS_MAX = 3
 """A fault may not come up, where batches are cut otherwise than they mostly are."""
 
@@ -51,12 +51,13 @@ def test_sinks_equal_the_source_after_random_faults(faulty: World, family: str, 
 
 
 def test_a_few_schedules_have_every_sink_every_fault_and_every_loss() -> None:
-    faults = [schedule_of("faults", seed) for seed in CI_SEEDS]
+    faults = [schedule_of("faults", seed) for seed in (4, 9, *CI_SEEDS)]
     rollbacks = [schedule_of("rollbacks", seed) for seed in CI_SEEDS]
     assert {sink for one in faults for sink in one.sinks} == set(SINKS)
     actions = {each.fault.action for one in faults for each in one.rounds if each.fault}
     assert actions == {"raise", "die", "driver", "node", "other-node", "linger"}
     assert {each.loss for one in rollbacks for each in one.rounds} == {"failover", "restart"}
+    assert any(one.is_spread for one in faults)
     assert schedule_of("faults", 7) == schedule_of("faults", 7)
 
 

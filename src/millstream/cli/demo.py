@@ -65,6 +65,11 @@ def command(
             console.print(f"  [red]{check.name}[/]: {sample}", markup=True)
     console.print(summary_of(outcome))
     console.print(f"report: {page}")
+    if keep and not cluster:
+        console.print(
+            f"look at it: millstream serve --data {workdir / 'node'}, then "
+            "http://127.0.0.1:5984/_console/"
+        )
     if not outcome.is_right:
         raise typer.Exit(1)
 

@@ -227,7 +227,9 @@ def _of_bucket(path: Path, bucket_uuid: str, part: str | None) -> str:
     gone = {MAP_FILE: MAP}.get(part, part)
 
     def without_part(contents: Contents) -> Contents:
-        return contents.with_bucket(bucket_uuid, entry._replace(parts=entry.parts - {gone}))
+        log_id = "" if part == LOG else entry.log_id
+        kept = entry._replace(parts=entry.parts - {gone}, log_id=log_id)
+        return contents.with_bucket(bucket_uuid, kept)
 
     inventory.change(without_part)
     return f"bucket {entry.name}: {done}"
@@ -244,7 +246,7 @@ def _bucket_file(inventory: Inventory, directory: Path, entry: Entry | None) -> 
             f"bucket: its name and number of partitions are unknown",
             code="bad_file",
         )
-    name, partitions, created, parts = entry or (kept or BucketRecord("", "", 0, "")).entry
+    name, partitions, created, parts, _ = entry or (kept or BucketRecord("", "", 0, "")).entry
     record = (kept or BucketRecord(name, directory.name, partitions, created))._replace(
         name=name, uuid=directory.name, partitions=partitions, created=created
     )

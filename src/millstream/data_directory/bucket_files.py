@@ -160,7 +160,7 @@ def find_records(path: Path, contents: Contents = Contents()) -> list[BucketReco
                 )
             records.append(record)
         except (CorruptionError, OSError) as error:
-            name, partitions, created, _ = entry or Entry(uuid, 0, "")
+            name, partitions, created, *_ = entry or Entry(uuid, 0, "")
             records.append(BucketRecord(name, uuid, partitions, created, str(error)))
     return records
 
@@ -184,7 +184,7 @@ def way_out(directory: Path, error: Exception) -> str:
 
 def _refuse_altered(directory: Path, record: BucketRecord, entry: Entry) -> None:
     """Reject a valid file that contradicts the inventory."""
-    if record.entry != entry._replace(parts=frozenset()):
+    if record.entry != entry._replace(parts=frozenset(), log_id=""):
         raise CorruptionError(
             f"{directory / BUCKET_FILE} says {record.name!r}, {record.partitions} partitions, "
             f"made {record.created}; the inventory says {entry.name!r}, {entry.partitions}, "

@@ -22,7 +22,7 @@ from __future__ import annotations
 
 import re
 import struct
-from collections.abc import Callable, Collection, Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import partial
@@ -51,7 +51,7 @@ from millstream.data_directory.bucket_files import (
     find_records,
     way_out,
 )
-from millstream.data_directory.inventory import LOCAL, LOG, Contents, Inventory
+from millstream.data_directory.inventory import LOCAL, Contents, Entry, Inventory
 from millstream.data_directory.ownership import (
     holds_a_node,
     other_node,
@@ -167,8 +167,8 @@ def check_directory(
             progress(bucket, 0.0)
             directory, entry = path / "buckets" / record.uuid, contents.buckets.get(record.uuid)
             if not record.damage:
-                parts = entry.parts if entry is not None else frozenset()
-                _check_bucket(directory, record, parts, bucket, partial(progress, bucket))
+                entry = entry or record.entry
+                _check_bucket(directory, record, entry, bucket, partial(progress, bucket))
             bucket.indexes = check_indexes(directory / "indexes")
             found.buckets.append(bucket)
         for folder, learned in find_learned(path / FOLLOWED):
@@ -209,7 +209,7 @@ def _check_own_files(path: Path, found: DirectoryCheck) -> Contents:
 def _check_bucket(
     path: Path,
     record: BucketRecord,
-    parts: Collection[str],
+    entry: Entry,
     found: BucketCheck,
     tell: Callable[[float], None],
 ) -> None:
@@ -217,9 +217,9 @@ def _check_bucket(
         placed = find_adopted(path, record) or find_map(path, record)
         if placed is not None:
             found.map_revision, found.node_name = placed.bucket_map.revision, placed.node_name
-        check_local(path / LOCAL, must_be_there=LOCAL in parts)
+        check_local(path / LOCAL, must_be_there=LOCAL in entry.parts)
         found.damaged_attachments = damaged_blobs(path / "blobs")
-        _check_log(path, found, tell, is_begun=LOG in parts)
+        _check_log(path, found, tell, entry.log)
     except MillstreamError as error:
         found.damage = f"{error}{way_out(path, error)}"
     except (OSError, *_UNREADABLE) as error:
@@ -227,15 +227,16 @@ def _check_bucket(
 
 
 def _check_log(
-    path: Path, found: BucketCheck, tell: Callable[[float], None], *, is_begun: bool
+    path: Path, found: BucketCheck, tell: Callable[[float], None], log_id: bytes | None
 ) -> None:
+    is_begun = log_id is not None
     if not is_begun and not (path / "log").is_dir():
         return  # created, and never started
     disk = UnchangedDisk(path / "log")
     has_segments = any(_SEGMENT.fullmatch(name) for name in disk.names())
     if not has_segments and not is_begun and RECEIPT_NAME not in disk.names():
         return
-    log = SegmentLog(disk, LogSizes(), is_begun=is_begun)
+    log = SegmentLog(disk, LogSizes(), known_id=log_id)
     try:
         found.torn_bytes, found.leftover_files = log.cut_bytes, len(disk.leftovers)
         with _unchanged_by_id(path / "byid") as by_id:

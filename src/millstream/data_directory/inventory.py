@@ -49,6 +49,13 @@ class Entry(NamedTuple):
     partitions: int
     created: str
     parts: frozenset[str] = frozenset()
+    log_id: str = ""
+    """Id of its log in hex; empty: not known."""
+
+    @property
+    def log(self) -> bytes | None:
+        """Return the id of the log that must be there; empty: any log; None: it may be new."""
+        return bytes.fromhex(self.log_id) if LOG in self.parts else None
 
 
 class Contents(NamedTuple):
@@ -197,6 +204,7 @@ def _encoded(contents: Contents) -> bytes:
             f'[buckets."{uuid}"]', f'name = "{entry.name}"', f"partitions = {entry.partitions}",
             f"created = {entry.created}", f"parts = [{parts}]",
         ]  # fmt: skip
+        lines += [f'log_id = "{entry.log_id}"'] * bool(entry.log_id)
     return sealed("\n".join(lines) + "\n")
 
 
@@ -204,7 +212,7 @@ def _decoded(content: Mapping[str, Any]) -> Contents:
     buckets = {
         uuid: Entry(
             str(entry["name"]), int(entry["partitions"]), as_text(entry["created"]),
-            frozenset(map(str, entry["parts"])),
+            frozenset(map(str, entry["parts"])), bytes.fromhex(entry.get("log_id", "")).hex(),
         )
         for uuid, entry in content.get("buckets", {}).items()
     }  # fmt: skip

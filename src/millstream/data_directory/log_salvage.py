@@ -66,6 +66,8 @@ def salvage_log(directory: Path, partition_count: int) -> str:
         for name in (REACHED_NAME, RECEIPT_NAME):
             (path / name).unlink(missing_ok=True)
         sync_directory(path)
+        if not numbers:
+            return "its log is gone, and with it all documents; the bucket begins empty"
         return "its log is taken as it is"
     aside = _new_directory(directory)
     if whole.end >= 0:

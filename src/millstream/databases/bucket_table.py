@@ -220,7 +220,7 @@ class BucketTable:
             bucket_map=placed.bucket_map if placed else None,
             records=adopted.records if adopted else None,
             node_name=placed.node_name if placed else "",
-            is_begun=LOG in parts,
+            log_id=entry.log if entry is not None else None,
             has_local=LOCAL in parts,
             on_local=lambda: self.note_part(record, LOCAL),
         )
@@ -289,7 +289,10 @@ class BucketTable:
             buckets = dict(contents.buckets)
             for record in records:
                 before = buckets.get(record.uuid, record.entry)
-                buckets[record.uuid] = before._replace(parts=before.parts | self._parts_of(record))
+                running = self.running.get(record.name)
+                log_id = running.store.log_id.hex() if running is not None else before.log_id
+                parts = before.parts | self._parts_of(record)
+                buckets[record.uuid] = before._replace(parts=parts, log_id=log_id)
             return contents._replace(buckets=buckets)
 
         self.inventory.change(with_them)

@@ -360,12 +360,11 @@ class Engine:
             for name in LISTENERS
         }
 
-    def metrics(self) -> NodeMetrics:
-        """Return the engine's statistics."""
-        return NodeMetrics(
-            self._figures(),
-            {name: bucket.published.read() for name, bucket in self.served.items()},
-        )
+    def metrics(self, buckets: Collection[str] | None = None) -> NodeMetrics:
+        """Return the engine's statistics, of these buckets or all."""
+        wanted = self.served.items()
+        found = {n: b.published.read() for n, b in wanted if buckets is None or n in buckets}
+        return NodeMetrics(self._figures(), found)
 
     def shown_settings(self) -> dict[str, Any]:
         """Return the settings that may be shown."""

@@ -30,7 +30,7 @@ from millstream.node.engine import Engine
 from millstream.node.index_node import IndexNode
 from millstream.node.processes.supervisor import EXIT_DISK_FAILED
 from millstream.node.settings import Settings
-from millstream.runtime.logs import set_up_logs
+from millstream.runtime.logs import RECENT, KeptLine, set_up_logs
 from millstream.runtime.process import (
     calm_collector,
     die_with_parent,
@@ -52,6 +52,8 @@ class StartOrder(msgspec.Struct):
 
     supervisor_pid: int
     settings: Settings
+    lines: list[KeptLine] = []
+    """The last ones of its log."""
 
 
 def main() -> int:
@@ -63,6 +65,8 @@ def main() -> int:
     die_with_parent(order.supervisor_pid, sys.stdin.fileno())
     reply = _private_stdout()
     set_up_logs(order.settings.log_level, as_json=order.settings.log_json)
+    for line in order.lines:
+        RECENT.add(line.process, line.at_ms, line.level, line.logger, line.text)
     raise_descriptor_limit()
     give_memory_back()
     with asyncio.Runner(loop_factory=new_event_loop()) as runner:

@@ -26,7 +26,7 @@ import logging
 import os
 import shutil
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from contextlib import AsyncExitStack
 from pathlib import Path
 from typing import Any, Final, NoReturn
@@ -279,8 +279,8 @@ class IndexNode:
         """Return where the own coordination is; raises as `own_coordination.coordination_port`."""
         return coordination_port(self._addresses.get("coord")), self._tls
 
-    def metrics(self) -> NodeMetrics:
-        """Return the node's statistics."""
+    def metrics(self, buckets: Collection[str] | None = None) -> NodeMetrics:
+        """Return the node's statistics, of these buckets or all."""
         node = {
             "uptime_seconds": (time.time_ns() - self._started_ns) / 1e9,
             "loop_lag_ms": self._lag.last_ms,
@@ -290,8 +290,11 @@ class IndexNode:
             **self.indexes.node_figures(),
             "buckets_ready": float(len(self._buckets)),
         }
-        figures = {bucket.name: self.indexes.figures(uuid) for uuid, bucket in
-                   self._buckets.items()}  # fmt: skip
+        figures = {
+            bucket.name: self.indexes.figures(uuid)
+            for uuid, bucket in self._buckets.items()
+            if buckets is None or bucket.name in buckets
+        }
         return NodeMetrics(
             node,
             {

@@ -15,9 +15,11 @@ from __future__ import annotations
 import logging
 import os
 import sys
+import threading
 import time
 from collections import deque
 from collections.abc import Callable
+from itertools import takewhile
 from typing import Any, Final, NamedTuple, TextIO
 
 from msgspec import json
@@ -108,26 +110,32 @@ class KeptLine(NamedTuple):
 
 
 class KeptLines:
-    """The last lines of this process and of those that it started."""
+    """The last lines of this process and of those that it started; of any thread."""
 
     def __init__(self) -> None:
+        self._lock = threading.Lock()
         self._lines: dict[str, deque[KeptLine]] = {}
         self.total = 0
         """Number of the last line."""
 
     def add(self, process: str, at_ms: int, level: str, logger: str, text: str) -> None:
         """Keep a line."""
-        self.total += 1
-        lines = self._lines.setdefault(process, deque(maxlen=KEPT_LINES_MAX))
-        lines.append(KeptLine(self.total, at_ms, process, level, logger, text[:KEPT_TEXT_MAX]))
+        with self._lock:
+            self.total += 1
+            lines = self._lines.setdefault(process, deque(maxlen=KEPT_LINES_MAX))
+            lines.append(KeptLine(self.total, at_ms, process, level, logger, text[:KEPT_TEXT_MAX]))
 
     def processes(self) -> list[str]:
         """Return the names of the processes that have logged."""
-        return sorted(self._lines)
+        with self._lock:
+            return sorted(self._lines)
 
     def after(self, number: int) -> list[KeptLine]:
         """Return the lines above a number, in order."""
-        found = [line for lines in self._lines.values() for line in lines if line.number > number]
+        found = list[KeptLine]()
+        with self._lock:
+            for lines in self._lines.values():
+                found += takewhile(lambda line: line.number > number, reversed(lines))
         return sorted(found)
 
 
@@ -138,9 +146,9 @@ RECENT: Final = KeptLines()
 class _Keeper(logging.Handler):
     """Keeps the lines, or sends them to the process that started this one."""
 
-    def __init__(self, tell: Callable[[dict[str, Any]], None] | None) -> None:
+    def __init__(self, process: str, tell: Callable[[dict[str, Any]], None] | None) -> None:
         super().__init__(logging.INFO)
-        self._tell = tell
+        self._process, self._tell = process, tell
 
     def emit(self, record: logging.LogRecord) -> None:
         """Keep a record."""
@@ -152,7 +160,7 @@ class _Keeper(logging.Handler):
             at_ms, level = int(record.created * 1000), record.levelname.lower()
             logger, text = record.name.removeprefix("millstream."), text[:KEPT_TEXT_MAX]
             if self._tell is None:
-                RECENT.add("engine", at_ms, level, logger, text)
+                RECENT.add(self._process, at_ms, level, logger, text)
                 return
             line = {"at_ms": at_ms, "level": level, "logger": logger, "text": text}
             self._tell({"event": "log", **line})
@@ -165,6 +173,7 @@ def set_up_logs(
     *,
     as_json: bool,
     stream: TextIO | None = None,
+    process: str = "engine",
     tell: Callable[[dict[str, Any]], None] | None = None,
 ) -> None:
     """Send all logs of this process to stderr (or `stream`).
@@ -173,6 +182,7 @@ def set_up_logs(
         level: the lowest that is logged.
         as_json: the form of a line.
         stream: in place of stderr.
+        process: the name under which lines are kept.
         tell: sends an event `log` to the process that started this one, which keeps the line.
 
     Raises:
@@ -185,7 +195,7 @@ def set_up_logs(
     handler = logging.StreamHandler(stream or sys.stderr)
     handler.setFormatter(JsonFormatter() if as_json else LineFormatter())
     root = logging.getLogger()
-    root.handlers[:] = [handler, _Keeper(tell)]
+    root.handlers[:] = [handler, _Keeper(process, tell)]
     root.setLevel(level.upper())
     logging.getLogger("asyncio").setLevel(max(logging.WARNING, root.level))
     logging.captureWarnings(True)

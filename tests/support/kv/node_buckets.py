@@ -39,7 +39,7 @@ class FakeEngine:
         self.bucket = SimpleNamespace(
             name=name, uuid=uuid, partitions=[partition] * partition_count, set_map=self.set_map
         )
-        self.copies = FakeCopies()
+        self.copies, self.store = FakeCopies(), SimpleNamespace(log_id=bytes(16))
         self.fail = on_fatal
         self.meet_damage = on_corrupt
         self.is_stopped = False

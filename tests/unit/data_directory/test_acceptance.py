@@ -117,6 +117,29 @@ async def test_what_is_lost_stops_its_part_until_it_is_accepted(directory, lost,
     assert await state_of(directory) == left
 
 
+@pytest.mark.parametrize("is_noted", [True, False])
+async def test_a_log_is_that_of_its_bucket_even_if_it_has_no_more_partitions(directory, is_noted):
+    own, other = uuid_of(directory, "a"), uuid_of(directory, "b")
+    inventory, what = Inventory(directory), f"buckets/{own}/log"
+    if not is_noted:  # an older program wrote it; the next start takes the id in
+        entry = inventory.read().buckets[own]._replace(log_id="")
+        inventory.change(lambda contents: contents.with_bucket(own, entry))
+        assert await state_of(directory) == ALL
+    shutil.rmtree(directory / what)
+    shutil.copytree(directory / "buckets" / other / "log", directory / what)
+    shutil.rmtree(directory / "buckets" / own / "byid")
+    told = f"--accept {what}"
+    reason = (await state_of(directory))["a"]
+    assert "the log of another bucket" in reason
+    assert reason.endswith(told)
+    damages = {one.name: one.damage for one in check_directory(directory).buckets}
+    assert damages["a"] == reason
+    assert damages["b"] == ""
+    assert accept(directory, what)
+    assert (await state_of(directory))["a"] == (0, b"value")
+    assert inventory.read().buckets[own].log_id == inventory.read().buckets[other].log_id
+
+
 async def test_the_same_may_be_said_again_and_what_is_whole_is_kept(directory):
     for name in ("node.toml", "inventory.toml", "users.json"):
         for _ in range(2):

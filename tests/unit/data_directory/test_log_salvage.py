@@ -85,7 +85,7 @@ def test_a_damaged_segment_is_cut_where_the_damage_is(bucket, number):
 
 
 def test_nothing_may_be_left(tmp_path):
-    assert salvage_log(tmp_path, 1) == "its log is taken as it is"
+    assert "with it all documents" in salvage_log(tmp_path, 1)
     (tmp_path / "log" / segment_name(1)).write_bytes(b"rubbish" * 20)
     assert "nothing is left" in salvage_log(tmp_path, 1)
     assert list((tmp_path / "log").iterdir()) == []

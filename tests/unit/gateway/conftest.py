@@ -417,7 +417,7 @@ class FakeHost:
         self.rolled_back.append((name, number, seqno))
         return seqno
 
-    def metrics(self):
+    def metrics(self, buckets=None):
         commits = Histogram((1.0, 4.0))
         commits.observe(3)
         orders: Figures = {
@@ -426,7 +426,8 @@ class FakeHost:
             "flusher_commit_changes": commits,
             "refused_total": {"locked": 2},
         }
-        return NodeMetrics({"loop_lag_ms": 0.5, "processor_seconds_total": 7}, {"orders": orders})
+        found = {"orders": orders} if buckets is None or "orders" in buckets else {}
+        return NodeMetrics({"loop_lag_ms": 0.5, "processor_seconds_total": 7}, found)
 
 
 @pytest.fixture

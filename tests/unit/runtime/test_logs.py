@@ -2,11 +2,19 @@ import io
 import json
 import logging
 import sys
+import threading
 
 import pytest
 
 from millstream.errors import UsageError
-from millstream.runtime.logs import LABEL_VARIABLE, JsonFormatter, LineFormatter, set_up_logs
+from millstream.runtime import logs
+from millstream.runtime.logs import (
+    LABEL_VARIABLE,
+    JsonFormatter,
+    KeptLines,
+    LineFormatter,
+    set_up_logs,
+)
 
 
 @pytest.fixture
@@ -71,3 +79,65 @@ def test_one_of_several_engines_is_named_in_every_line(monkeypatch):
     assert "Z engine-2 info    node.engine" in LineFormatter().format(record())
     monkeypatch.delenv(LABEL_VARIABLE)
     assert "engine" not in json.loads(JsonFormatter().format(record()))
+
+
+@pytest.mark.usefixtures("restored")
+def test_the_last_lines_are_kept(monkeypatch):
+    kept = KeptLines()
+    monkeypatch.setattr(logs, "RECENT", kept)
+    set_up_logs("debug", as_json=False, stream=io.StringIO(), process="supervisor")
+    log = logging.getLogger("millstream.x")
+    log.debug("for nobody")
+    log.warning("disk %s", "full", extra={"bucket": "orders"})
+    log.info("y" * 10_000)
+    first, second = kept.after(0)
+    assert first[2:] == ("supervisor", "warning", "x", "disk full bucket=orders")
+    assert (first.number, second.number) == (1, 2)
+    assert len(second.text) == logs.KEPT_TEXT_MAX
+    assert kept.after(1) == [second]
+    assert kept.processes() == ["supervisor"]
+
+
+@pytest.mark.usefixtures("restored")
+def test_a_process_tells_its_lines_to_the_one_that_started_it(monkeypatch):
+    kept, told = KeptLines(), []
+    monkeypatch.setattr(logs, "RECENT", kept)
+    set_up_logs("info", as_json=False, stream=io.StringIO(), tell=told.append)
+    logging.getLogger("millstream.x").error("broken")
+    assert kept.after(0) == []
+    assert [(one["event"], one["level"], one["text"]) for one in told] == [
+        ("log", "error", "broken")
+    ]
+
+
+def test_lines_of_all_processes_are_bounded_and_in_order():
+    kept = KeptLines()
+    for number in range(logs.KEPT_LINES_MAX + 10):
+        kept.add("engine", number, "info", "x", str(number))
+        kept.add("index", number, "info", "x", str(number))
+    found = kept.after(0)
+    assert len(found) == 2 * logs.KEPT_LINES_MAX
+    assert [line.number for line in found] == sorted(line.number for line in found)
+    assert found[-1].number == kept.total
+    assert [line.text for line in kept.after(kept.total - 2)] == [found[-2].text, found[-1].text]
+
+
+def test_lines_are_read_while_threads_log():
+    """A deque that changes while it is walked over raises."""
+    kept, is_over = KeptLines(), threading.Event()
+
+    def log_on():
+        while not is_over.is_set():
+            kept.add("engine", 0, "info", "x", "line")
+
+    before = sys.getswitchinterval()
+    sys.setswitchinterval(1e-6)
+    thread = threading.Thread(target=log_on)
+    thread.start()
+    try:
+        for _ in range(50):
+            kept.after(0)
+    finally:
+        is_over.set()
+        thread.join()
+        sys.setswitchinterval(before)

@@ -287,6 +287,10 @@ def command(
         _announce(msgspec.json.encode(ready).decode())
         pid = ready["pid"]
         print(f"the node runs, pid {pid}, log {log}; `kill {pid}` stops it", file=sys.stderr)
+        from millstream.node.processes.supervisor import console_address
+
+        if (console := console_address(settings, ready["http"])) is not None:
+            print(f"the console is at {console}", file=sys.stderr)
         return
     if log_file is not None:
         raise UsageError("--log-file is for --background", code="bad_arguments")

@@ -27,6 +27,7 @@ from millstream.coordination.core.namespace.state.run import Asker
 from millstream.coordination.core.pool.effects import FIRST_GROUP
 from millstream.vsr.core.effects import Code, Reply, Resume
 from millstream.vsr.core.entries import NOBODY, Body, Kind
+from millstream.vsr.core.replica.member import Status
 from millstream.vsr.core.replica.session_expiry import Shown
 from millstream.vsr.core.values import array, bulk, error, integer, mapping
 
@@ -183,6 +184,8 @@ class ClientRequests:
             return refused[0]
         replica = runner.replica
         machine = replica.machine
+        if replica.status is Status.RETIRED:
+            return _ELSEWHERE
         if not replica.has_state or not isinstance(machine, GroupState):
             return Reply(0, Code.BEHIND, lsn=replica.commit_lsn)
         configuration = replica.configuration

@@ -209,9 +209,12 @@ def _of_cluster(status: Mapping[str, Any]) -> Iterator[Reason]:
     for bucket in status.get("buckets", ()):
         yield from _of_cluster_bucket(bucket)
     plan = status.get("plan")
-    if plan and plan.get("stalled"):
+    if plan and (stalled := plan.get("stalled")):
+        first = stalled[0]
         yield Reason(
-            "warning", "rebalance_stalled", f"The rebalance waits: {plan['stalled'].get('why')}",
+            "warning", "rebalance_stalled",
+            f"The rebalance waits in {len(stalled)} partitions, for partition "
+            f"{first['partition']} of bucket {first['bucket']}: {first['why']}.",
             "The page Cluster shows the plan; it can be cancelled there.",
         )  # fmt: skip
     for note in status.get("notes", ()):

@@ -19,7 +19,17 @@ from array import array
 from collections.abc import Iterable, Mapping
 from typing import Final, NamedTuple
 
-__all__ = ["LARGEST", "LEVELS", "SERIES_MAX", "SLOTS", "Key", "Level", "Samples", "rates"]
+__all__ = [
+    "LARGEST",
+    "LEVELS",
+    "SERIES_MAX",
+    "SLOTS",
+    "Key",
+    "Level",
+    "Samples",
+    "Window",
+    "rates",
+]
 
 
 class Level(NamedTuple):
@@ -37,6 +47,24 @@ LARGEST: Final = frozenset({"loop_lag_ms", "stream_lag", "unflushed"})
 """Figures of which a longer slot has the largest."""
 Key = tuple[str, str]
 """Bucket, empty for the node; name of the figure."""
+
+
+class Window(NamedTuple):
+    """Slots of one ring that a reader is told of; it stays the same while samples are added."""
+
+    number: int
+    """Of the ring."""
+    slots: range
+
+    @property
+    def interval_s(self) -> int:
+        """Return the seconds of a slot."""
+        return LEVELS[self.number].interval_s
+
+    @property
+    def times_s(self) -> list[int]:
+        """Return the Unix times at which the slots begin, oldest first."""
+        return [slot * self.interval_s for slot in self.slots]
 
 
 class _Ring:
@@ -59,17 +87,22 @@ class Samples:
         """Second of the last sample."""
         self._newest = [-1] * len(LEVELS)
         """Number of the newest slot of each ring; slots are counted from 1970."""
+        self._last = 0
+        """The last second."""
 
     def add(self, second: int, figures: Mapping[Key, float]) -> None:
         """Take the samples of a second.
 
         Args:
-            second: Unix time.
-            figures: by bucket and name. Those of a second before the last one, after the clock was
-                set back, are dropped.
+            second: Unix time. A second before the last one is passed over; after a clock that was
+                set back by more than a minute, nothing of before is kept.
+            figures: by bucket and name.
         """
-        if any(second // one.interval_s < n for one, n in zip(LEVELS, self._newest, strict=True)):
+        if second < self._last - LEVELS[-1].interval_s:
+            self._rings, self._seen, self._newest = {}, {}, [-1] * len(LEVELS)
+        elif second < self._last:
             return
+        self._last = second
         for number, level in enumerate(LEVELS):
             self._advance(number, second // level.interval_s)
         for key, value in figures.items():
@@ -88,31 +121,26 @@ class Samples:
         """Return which series there are, in order."""
         return sorted(self._rings)
 
-    def level_of(self, span_s: int) -> int:
-        """Return the number of the finest ring that holds so many seconds."""
-        for number, level in enumerate(LEVELS):
-            if level.interval_s * level.size >= span_s:
-                return number
-        return len(LEVELS) - 1
-
-    def times(self, number: int, span_s: int) -> list[int]:
-        """Return the Unix times at which the slots of a ring begin, oldest first."""
-        level = LEVELS[number]
-        return [slot * level.interval_s for slot in self._slots(number, span_s)]
-
-    def series(self, number: int, span_s: int, key: Key) -> list[float | None]:
-        """Return the numbers of a series at these times."""
-        rings = self._rings.get(key)
-        if rings is None:
-            return [None] * len(self._slots(number, span_s))
-        values, size = rings[number].values, LEVELS[number].size
-        found = (values[slot % size] for slot in self._slots(number, span_s))
-        return [None if value != value else value for value in found]
-
-    def _slots(self, number: int, span_s: int) -> range:
+    def window(self, span_s: int) -> Window:
+        """Return the newest slots of the finest ring that holds so many seconds."""
+        lengths = (level.interval_s * level.size for level in LEVELS)
+        number = next((n for n, length in enumerate(lengths) if length >= span_s), len(LEVELS) - 1)
         level, newest = LEVELS[number], self._newest[number]
         count = min(level.size, max(1, span_s // level.interval_s), newest + 1)
-        return range(newest - count + 1, newest + 1)
+        return Window(number, range(newest - count + 1, newest + 1))
+
+    def series(self, window: Window, key: Key) -> list[float | None]:
+        """Return the numbers of a series in a window; what has been overwritten is not known."""
+        rings = self._rings.get(key)
+        if rings is None:
+            return [None] * len(window.slots)
+        values, size = rings[window.number].values, LEVELS[window.number].size
+        newest = self._newest[window.number]
+        found = (
+            values[slot % size] if newest - size < slot <= newest else math.nan
+            for slot in window.slots
+        )  # fmt: skip
+        return [None if value != value else value for value in found]
 
     def _advance(self, number: int, slot: int) -> None:
         """Begin a slot; the ones that were jumped over are not known."""

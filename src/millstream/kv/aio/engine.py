@@ -241,7 +241,7 @@ class BucketEngine:
         records: Sequence[DataRecord] | None = None,
         node_name: str = "",
         link_to: LinkTo = plain_link,
-        is_begun: bool = False,
+        log_id: bytes | None = None,
         has_local: bool = False,
         on_local: Callable[[], None] = lambda: None,
     ) -> BucketEngine:
@@ -262,7 +262,8 @@ class BucketEngine:
             records: adopted in a managed cluster, by partition; they decide what the map shows.
             node_name: of this node in the map and in records.
             link_to: connects to other nodes with copies.
-            is_begun: the log was opened before and must be there, with its receipt.
+            log_id: id of the log, which was opened before and must be there, with its receipt;
+                empty if it is not known; None: the log may be new.
             has_local: `_local` documents or settings were stored and must be there.
             on_local: called in a thread after the first was stored, before that is acknowledged.
 
@@ -278,7 +279,7 @@ class BucketEngine:
         try:
             store = await asyncio.to_thread(
                 _open_store, path, partition_count, bucket_map, records, node_name,
-                is_begun=is_begun,
+                log_id=log_id,
             )  # fmt: skip
         except BaseException:
             local.close()
@@ -451,7 +452,7 @@ def _open_store(
     records: Sequence[DataRecord] | None,
     node_name: str,
     *,
-    is_begun: bool,
+    log_id: bytes | None,
 ) -> LogStore:
     alone: bool | set[int] = bucket_map is None or bucket_map.is_alone
     if records is not None:
@@ -465,7 +466,7 @@ def _open_store(
             new_entry=new_failover_entry,
             is_alone=alone,
             begins_absent=bucket_map is not None,
-            is_begun=is_begun,
+            known_id=log_id,
         )
         store.withdraw_receipt()
         return store

@@ -19,6 +19,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import os
+import select
 import signal
 import sys
 from collections.abc import Callable, Coroutine
@@ -66,7 +67,9 @@ def run_child(kind: type[_Order], run: Callable[[_Order, Tell], Coroutine[Any, A
     reply = os.dup(sys.stdout.fileno())
     os.set_blocking(reply, False)
     os.dup2(sys.stderr.fileno(), sys.stdout.fileno())
-    set_up_logs(order.log_level, as_json=order.log_json, tell=lambda event: _tell(reply, event))
+    set_up_logs(
+        order.log_level, as_json=order.log_json, tell=lambda event: _tell_log(reply, event)
+    )
     raise_descriptor_limit()
     with asyncio.Runner(loop_factory=new_event_loop()) as runner:
         return runner.run(run(order, lambda event: _tell(reply, event)))
@@ -77,6 +80,13 @@ def stop_signal() -> asyncio.Event:
     stop = asyncio.Event()
     asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, stop.set)
     return stop
+
+
+def _tell_log(descriptor: int, event: dict[str, Any]) -> None:
+    """Write a line of the log, cut to what a pipe takes whole or not at all: threads log, too."""
+    while len(msgspec.json.encode(event)) >= select.PIPE_BUF:
+        event["text"] = event["text"][: len(event["text"]) // 2]
+    _tell(descriptor, event)
 
 
 def _tell(descriptor: int, event: dict[str, Any]) -> None:

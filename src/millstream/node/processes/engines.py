@@ -99,7 +99,8 @@ class Engines:
         Raises:
             MillstreamError: an engine cannot start, gives up, or is refused by the cluster.
         """
-        set_up_logs(self._settings.log_level, as_json=self._settings.log_json)
+        level, as_json = self._settings.log_level, self._settings.log_json
+        set_up_logs(level, as_json=as_json, process="supervisor")
         previous = {number: signal.signal(number, self._on_signal) for number in _SIGNALS}
         previous_wake = signal.set_wakeup_fd(self._waker.write_end, warn_on_full_buffer=False)
         try:

@@ -32,11 +32,12 @@ import msgspec
 from millstream.errors import CorruptionError, MillstreamError, UnavailableError, UsageError
 from millstream.node.settings import (
     LISTENERS,
+    Address,
     Settings,
     parse_address,
     secretless_environment,
 )
-from millstream.runtime.logs import LABEL_VARIABLE, set_up_logs
+from millstream.runtime.logs import LABEL_VARIABLE, RECENT, set_up_logs
 from millstream.runtime.process import end_in_words, with_huge_pages
 
 __all__ = [
@@ -46,6 +47,7 @@ __all__ = [
     "STOP_SECONDS",
     "Supervisor",
     "Waker",
+    "console_address",
     "ready_line",
 ]
 
@@ -54,6 +56,8 @@ STOP_SECONDS: Final = 30
 RESTARTS_MAX: Final = 5
 RESTART_WINDOW_S: Final = 600.0
 _BACKOFF_S: Final = (0.1, 0.5, 1.0, 2.0, 5.0)
+TOLD_LINES_MAX: Final = 50
+"""Lines of its own log that the supervisor tells an engine that it starts: why it does so."""
 EXIT_DISK_FAILED: Final = 3
 """Exit code of an engine that could not write, or could not make a write durable."""
 ENGINE_COMMAND: Final = (sys.executable, "-m", "millstream.node.engine_process")
@@ -118,7 +122,8 @@ class Supervisor:
             UnavailableError: `disk_failed`, also while it was being stopped.
             MillstreamError: the node cannot start, or dies again and again.
         """
-        set_up_logs(self.settings.log_level, as_json=self.settings.log_json)
+        level, as_json = self.settings.log_level, self.settings.log_json
+        set_up_logs(level, as_json=as_json, process="supervisor")
         previous = {
             number: signal.signal(number, self._on_signal)
             for number in (signal.SIGTERM, signal.SIGINT, signal.SIGALRM)
@@ -200,7 +205,8 @@ class Supervisor:
     def _start(self, engine: subprocess.Popen[bytes]) -> dict[str, Any]:
         assert engine.stdin is not None
         assert engine.stdout is not None
-        order = {"supervisor_pid": os.getpid(), "settings": self.settings}
+        lines = RECENT.after(0)[-TOLD_LINES_MAX:]
+        order = {"supervisor_pid": os.getpid(), "settings": self.settings, "lines": lines}
         try:
             engine.stdin.write(msgspec.json.encode(order) + b"\n")
             engine.stdin.flush()
@@ -224,6 +230,8 @@ class Supervisor:
         _LOG.info(said, extra={name: text for name, text in listeners.items() if text})
         if not self._is_announced:
             self._is_announced = True
+            if (console := console_address(self.settings, listeners.get("http"))) is not None:
+                _LOG.info("the console is at %s", console)
             self._announce(ready_line(listeners))
 
     def _goes_on(self, error: MillstreamError) -> bool:
@@ -265,6 +273,21 @@ def ready_line(listeners: dict[str, str | None]) -> str:
     event: dict[str, Any] = {"event": "ready", "pid": os.getpid()}
     event |= {name: listeners.get(name) for name in LISTENERS}
     return msgspec.json.encode(event).decode()
+
+
+def console_address(settings: Settings, http: str | None) -> str | None:
+    """Return where a browser finds the console; None if the HTTP listener is closed.
+
+    Args:
+        settings: of the node.
+        http: HOST:PORT of the listener, as the ready line has it.
+    """
+    if http is None:
+        return None
+    address: Any = parse_address("http", http)
+    host = settings.advertised_host if address.is_wildcard else address.host
+    scheme = "http" if settings.tls_cert is None else "https"
+    return f"{scheme}://{Address(host, address.port)}/_console/"
 
 
 def _as_error(event: dict[str, Any]) -> MillstreamError:

@@ -90,17 +90,18 @@ class LogSizes(NamedTuple):
 class SegmentLog(SegmentFiles):
     """The log as files. `open_index` belongs to segment `numbers[-1]` unless that is sealed."""
 
-    def __init__(self, disk: Disk, sizes: LogSizes, *, is_begun: bool = False) -> None:
+    def __init__(self, disk: Disk, sizes: LogSizes, *, known_id: bytes | None = None) -> None:
         """Open the log, or begin one.
 
         Args:
             disk: the directory.
             sizes: of segments.
-            is_begun: the log was opened before by a program that writes receipts of version 2: a
-                log without segments or without a receipt has lost them.
+            known_id: the id that the log must have, empty if it is not known; None if the log was
+                never opened by a program that writes receipts of version 2. A log that was, and
+                is without segments or without a receipt, has lost them.
 
         Raises:
-            CorruptionError: something is damaged or missing.
+            CorruptionError: something is damaged or missing, or the log is another one.
             UsageError: `foreign_format`, `newer_format`.
         """
         super().__init__(disk)
@@ -131,7 +132,7 @@ class SegmentLog(SegmentFiles):
         self._found_reached = read_reached(disk)
         self._reached: Reached | None = None
         self.is_new = not self.numbers
-        self._refuse_lost_files(is_begun=is_begun)
+        self._refuse_lost_files(is_begun=known_id is not None)
         if self.is_new:
             self.log_id = disk.random_bytes(16)
             self.commit_record = commit_record(self.log_id)
@@ -141,7 +142,7 @@ class SegmentLog(SegmentFiles):
         last.sync()
         last.forget_cache()
         last.close()
-        self._check_headers()
+        self._check_headers(known_id)
         self._open_last()
 
     @property
@@ -206,12 +207,14 @@ class SegmentLog(SegmentFiles):
                 self._disk.remove(name)
         return [int(name[:8]) for name in names if _NAME.fullmatch(name)]
 
-    def _check_headers(self) -> None:
+    def _check_headers(self, known_id: bytes | None) -> None:
         headers = {number: self._header(number) for number in self.numbers}
         log_id = next((header.log_id for header in headers.values() if header), None)
         for number, header in headers.items():
             if header and (header.number, header.log_id) != (number, log_id):
                 raise self._corrupt(number, 0, "it belongs to another log or place")
+        if known_id and log_id and log_id != known_id:
+            raise self._lost("", "this is the log of another bucket or of another node")
         self.log_id = log_id or self._disk.random_bytes(16)
         self.commit_record = commit_record(self.log_id)
         self._take_in_runs(headers)

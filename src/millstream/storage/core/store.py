@@ -110,7 +110,7 @@ class LogStore:
         """Records that replaced older ones of their keys since the start."""
         self.was_clean_stop = False
         """Whether the last stop was clean: no new failover entries were made."""
-        self.is_new = log.is_new
+        self.is_new, self.log_id = log.is_new, log.log_id
         self.cut_bytes = log.cut_bytes
         """Length of a torn tail that was cut at start."""
 
@@ -127,7 +127,7 @@ class LogStore:
         sizes: LogSizes = LogSizes(),  # noqa: B008 - immutable
         is_alone: Alone = True,
         begins_absent: bool = False,
-        is_begun: bool = False,
+        known_id: bytes | None = None,
     ) -> LogStore:
         """Recover the store in a directory, or begin one. Blocks.
 
@@ -141,7 +141,7 @@ class LogStore:
             is_alone: no other node has copies (of these partitions). Else new partitions are
                 absent, and an active copy comes back from an unclean stop as a replica.
             begins_absent: new partitions are, also where each node is alone with its share.
-            is_begun: as of `SegmentLog`.
+            known_id: as of `SegmentLog`.
 
         Raises:
             CorruptionError: records are damaged, or the log holds less than is known of it.
@@ -149,7 +149,7 @@ class LogStore:
             UnavailableError: `disk_full`, `disk_failed`.
         """
         try:
-            log = SegmentLog(disk, sizes, is_begun=is_begun)
+            log = SegmentLog(disk, sizes, known_id=known_id)
             return cls._recover(
                 disk, log, by_id, partition_count, new_entry,
                 is_alone=is_alone, begins_absent=begins_absent or not is_alone,

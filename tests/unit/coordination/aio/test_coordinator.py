@@ -18,6 +18,7 @@ from millstream.errors import CorruptionError
 from millstream.vsr.core.disk.durable_steps import SUPERBLOCK
 from millstream.vsr.core.effects import Code
 from millstream.vsr.core.replica import requested_changes as changing
+from millstream.vsr.core.replica.reads import STALE_WAIT_MS
 from support.coordination.coordinators import Nodes, ask, bound, until
 
 
@@ -185,6 +186,31 @@ async def test_a_node_whose_member_was_replaced_raises_no_alarm(tmp_path: Path) 
         figures = nodes.running[replaced].figures()
         assert (figures["coord_groups_impaired"], figures["coord_fault_tolerance"]) == (0, 0)
         await until(lambda: nodes.running[3].figures()["coord_fault_tolerance"] == 1)
+
+
+async def test_a_node_whose_member_was_replaced_names_the_primary_to_its_clients(
+    tmp_path: Path,
+) -> None:
+    async with Nodes(tmp_path) as nodes:
+        replaced = await nodes.leader()
+        await nodes.start(3)
+        node, ids = nodes.running[replaced], [nodes.running[n].node_id for n in (replaced, 3)]
+        pools = [one.pool.pool for one in nodes.running.values()]
+        await until(lambda: all(len(pool.tables.nodes) == 4 for pool in pools))
+        await nodes.admin(b"GROUP", b"REPLACE", b"1", *(one.hex().encode() for one in ids))
+        await until(lambda: nodes.group(replaced).replica.report().role == "retired")
+        await until(lambda: node.requests.where(FIRST_GROUP).address)
+        addresses = {b"127.0.0.1:%d" % p for n, p in nodes.coord_ports.items() if n != replaced}
+        reader, writer = await asyncio.open_connection("127.0.0.1", nodes.coord_ports[replaced])
+        for command in (b"GET k", b"GET k STALEREAD", b"SET k v", b"SUBSCRIBE /a/b"):
+            writer.write(command + b"\r\n")
+            async with asyncio.timeout(STALE_WAIT_MS / 1000 / 2):  # at once
+                answer = (await reader.readline()).split()
+            assert answer[:2] == [b"-NOTPRIMARY", b"1"], answer
+            assert answer[3] in addresses
+        begun = node.requests.subscribe(FIRST_GROUP, *[None] * 3)  # type: ignore[arg-type]
+        assert begun.code is Code.NOTPRIMARY, "it would hear nothing"
+        writer.close()
 
 
 @pytest.mark.parametrize("port", ["clients", "nodes"])

@@ -6,7 +6,7 @@ import sys
 import pytest
 
 PROGRAM = """
-import msgspec, sys
+import logging, msgspec, sys
 from millstream.node.processes.child_start import run_child, stop_signal
 
 class Order(msgspec.Struct):
@@ -14,10 +14,13 @@ class Order(msgspec.Struct):
     log_level: str = "info"
     log_json: bool = False
     more: int = 1
+    loud: int = 0
 
 async def run(order, tell):
     stop = stop_signal()
     print("a stray print")
+    for _ in range(order.loud):
+        logging.getLogger("millstream.loud").warning("\\x01" * 3000)
     tell({"event": "ready"})
     for _ in range(order.more):
         tell({"event": "more"})
@@ -75,3 +78,16 @@ def test_who_does_not_listen_holds_it_up_in_nothing(start):
     assert json.loads(process.stdout.readline()) == {"event": "ready"}
     process.send_signal(signal.SIGTERM)
     assert process.wait(60) == 7
+
+
+def test_long_lines_of_its_log_spoil_no_other_line(start):
+    process = start(order(os.getpid(), loud=8, more=0))
+    loud = 0
+    while loud < 8:  # its pipe is not read meanwhile
+        loud += b"loud" in process.stderr.readline()
+    process.send_signal(signal.SIGTERM)
+    assert process.wait(60) == 7
+    events = [json.loads(line) for line in process.stdout]
+    assert [one["event"] for one in events] == ["log"] * 8 + ["ready"]
+    assert (events[0]["level"], events[0]["logger"]) == ("warning", "loud")
+    assert set(events[0]["text"]) == {"\x01"}

@@ -1,15 +1,19 @@
 import json
+import logging
 import os
 import signal
 import subprocess
 import sys
 import threading
+from dataclasses import replace
 
 import pytest
 
 from millstream.errors import CorruptionError, UnavailableError, UsageError
 from millstream.node.processes import supervisor as supervise
-from millstream.node.processes.supervisor import Supervisor, ready_line
+from millstream.node.processes.supervisor import Supervisor, console_address, ready_line
+from millstream.runtime import logs
+from millstream.runtime.logs import KeptLines, set_up_logs
 
 ENGINE = """
 import json, os, signal, sys, threading
@@ -168,3 +172,30 @@ def test_a_signal_ends_the_wait_before_a_restart(make, monkeypatch):
     monkeypatch.setattr(supervise._LOG, "error", log)
     assert make(READY).run() == 0
     timers[0].join()
+
+
+def test_an_engine_that_is_started_again_is_told_why(make, tmp_path, monkeypatch):
+    monkeypatch.setattr(supervise, "set_up_logs", set_up_logs)
+    kept = KeptLines()
+    for module in (supervise, logs):
+        monkeypatch.setattr(module, "RECENT", kept)
+    body = (
+        READY + f"json.dump(order['lines'], open('{tmp_path}/lines', 'w'))\n"
+        "os._exit(9) if run == 1 else os.kill(order['supervisor_pid'], signal.SIGTERM)\n" + WAIT
+    )
+    before = logging.getLogger().handlers[:]
+    try:
+        make(body).run()
+    finally:
+        logging.getLogger().handlers[:] = before
+    lines = json.loads((tmp_path / "lines").read_text())
+    assert {line[2] for line in lines} == {"supervisor"}
+    assert any("code 9" in line[5] for line in lines), lines
+
+
+def test_the_console_is_where_the_pages_are(make_settings):
+    settings = make_settings()
+    assert console_address(settings, None) is None
+    assert console_address(settings, "127.0.0.1:8091") == "http://127.0.0.1:8091/_console/"
+    everywhere = replace(settings, advertise="node.example", tls_cert="cert.pem")
+    assert console_address(everywhere, "0.0.0.0:8091") == "https://node.example:8091/_console/"

@@ -375,7 +375,7 @@ def test_a_log_whose_segments_or_receipt_are_gone_is_not_a_new_one(tmp_path):
         opened(tmp_path)
     receipt.unlink()
     with pytest.raises(CorruptionError, match="receipt: it is missing"):
-        SegmentLog(OsDisk(tmp_path), SIZES, is_begun=True)
+        SegmentLog(OsDisk(tmp_path), SIZES, known_id=b"")
     opened(tmp_path).close()  # of a program that wrote none
     receipt.write_bytes(whole)
     (tmp_path / segment_name(1)).unlink()
@@ -383,7 +383,7 @@ def test_a_log_whose_segments_or_receipt_are_gone_is_not_a_new_one(tmp_path):
         opened(tmp_path)
     receipt.unlink()
     with pytest.raises(CorruptionError, match="all segments"):
-        SegmentLog(OsDisk(tmp_path), SIZES, is_begun=True)
+        SegmentLog(OsDisk(tmp_path), SIZES, known_id=b"")
 
 
 def test_segments_of_two_logs_do_not_mix(tmp_path):

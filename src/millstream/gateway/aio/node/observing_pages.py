@@ -6,7 +6,8 @@
     GET /_millstream/events?topics=..       the same as they come, as server-sent events
 
 Invariants:
-1. The node is sampled once a second, whoever looks.
+1. The node is sampled once a second, whoever looks. Buckets are read one after the other, in
+   steps, and more seldom the more partitions there are: `PARTITIONS_A_SECOND`.
 2. A reader of events who is slow misses samples; nothing is queued for him.
 3. Only administrators are answered; the health of the buckets that a user may see is for that
    user, too.
@@ -18,6 +19,7 @@ Elsewhere: rings (`gateway.core.samples`), reasons (`gateway.core.health`), line
 from __future__ import annotations
 
 import asyncio
+import logging
 import time
 from collections.abc import AsyncIterator, Mapping
 from contextlib import suppress
@@ -32,15 +34,16 @@ from millstream.gateway.aio.answers import NODE_API, STILL, USER, answer, requir
 from millstream.gateway.aio.streaming import WhileThere, send_pieces, stream
 from millstream.gateway.core.api.node import CommonNodeApi, NodeMetrics
 from millstream.gateway.core.health import Reason, health_of, state_of
-from millstream.gateway.core.samples import LEVELS, Key, Samples, rates
+from millstream.gateway.core.samples import LEVELS, Key, Samples, Window, rates
 from millstream.kv.core.statistics import Figures
 from millstream.runtime.logs import LEVELS as LOG_LEVELS
-from millstream.runtime.logs import RECENT
+from millstream.runtime.logs import RECENT, KeptLine
 from millstream.runtime.pace import Turns
 from millstream.runtime.tasks import Tasks
 
 __all__ = ["EVENT_READERS_MAX", "LOG_LINES_MAX", "OBSERVER", "Observer", "routes"]
 
+_LOG = logging.getLogger(__name__)
 EVENT_READERS_MAX: Final = 100
 """Open streams of events."""
 LOG_LINES_MAX: Final = 1_000
@@ -51,6 +54,10 @@ BEAT_S: Final = 10.0
 CLUSTER_EVERY_S: Final = 1.0
 CLUSTER_WAIT_S: Final = 5.0
 """How long the status of the cluster may take for the health of a node."""
+PARTITIONS_A_SECOND: Final = 256
+"""Partitions whose figures are read in a second: some 0.6 ms. Until its bucket is read again, a
+sample repeats a figure."""
+WALK_EVERY_S_MAX: Final = 60
 TOPICS: Final = ("samples", "health", "cluster", "logs")
 _NODE: Final = {
     "loop_lag_worst_ms": "loop_lag_ms",
@@ -83,11 +90,15 @@ class Observer:
         self._tasks = Tasks()
         self._totals: dict[Key, float] = {}
         self._totals_s = 0.0
+        self._walked: dict[Key, float] = {}
+        """Figures of the buckets, as of the last walk over them."""
+        self._turn = asyncio.Lock()
+        self.is_over = False
         self.samples = Samples()
         self.last: dict[str, Any] = {}
         """The last sample, as an event tells it."""
         self.metrics = NodeMetrics({}, {})
-        """The figures as of the last sample."""
+        """The figures as of the last walk."""
         self.readers = 0
         """Open streams of events."""
         self.sampled = asyncio.Condition()
@@ -99,66 +110,87 @@ class Observer:
         self._tasks.start(self._run(), name="samples")
 
     async def stop(self) -> None:
-        """End it."""
+        """End it, and the streams of events."""
+        self.is_over = True
         await self._tasks.stop()
+        async with self.sampled:
+            self.sampled.notify_all()
 
     async def _run(self) -> None:
+        walk_at = 0.0
         while True:
-            await asyncio.sleep(1.0 - time.time_ns() % 10**9 / 1e9)
-            self._take(self._api.metrics(), time.time_ns() // 10**9)
+            try:
+                if time.monotonic() >= walk_at:
+                    walk_at = time.monotonic() + await self._walk() - 0.5
+                self._take(time.time_ns() // 10**9)
+            except OSError as error:  # figures of a disk: the next ones may be there
+                _LOG.debug("no sample: %s", error)
             async with self.sampled:
                 self.sampled.notify_all()
+            await asyncio.sleep(1.0 - time.time_ns() % 10**9 / 1e9)
 
-    def _take(self, metrics: NodeMetrics, second: int) -> None:
-        """Sample the figures."""
-        node = {shown: metrics.node[name] for name, shown in _NODE.items() if name in metrics.node}
-        free = [_number(figures, "disk_free_bytes") for figures in metrics.buckets.values()]
-        if known := [one for one in free if one is not None]:
-            node["disk_free_bytes"] = min(known)
-        found: dict[Key, float] = {("", name): value for name, value in node.items()}
-        totals: dict[Key, float] = {}
-        for bucket, figures in metrics.buckets.items():
+    async def _walk(self) -> int:
+        """Read the figures of all buckets in steps; return in how many seconds to do it again."""
+        turns, partitions = Turns(), 0
+        buckets = dict[str, Figures]()
+        for status in self._api.bucket_statuses():
+            await turns.give()
+            partitions += status.partitions
+            buckets.update(self._api.metrics((status.name,)).buckets)
+        self.metrics = NodeMetrics(self._api.metrics(()).node, buckets)
+        self._walked, totals = {}, dict[Key, float]()
+        for bucket, figures in buckets.items():
             for name, shown in _BUCKET.items():
                 if (value := _number(figures, name)) is not None:
-                    found[bucket, shown] = value
+                    self._walked[bucket, shown] = value
             if (disk := _disk_bytes(figures)) is not None:
-                found[bucket, "disk_bytes"] = disk
+                self._walked[bucket, "disk_bytes"] = disk
             for name, shown in _TOTALS.items():
                 if (value := _number(figures, name)) is not None:
                     totals[bucket, shown] = value
         now_s = time.monotonic()
-        found |= rates(self._totals, totals, now_s - self._totals_s, _TOTALS.values())
+        self._walked |= rates(self._totals, totals, now_s - self._totals_s, _TOTALS.values())
         self._totals, self._totals_s = totals, now_s
-        self.metrics = metrics
-        self.samples.add(second, found)
-        buckets: dict[str, dict[str, float]] = {name: {} for name in metrics.buckets}
-        for (bucket, name), value in found.items():
-            if bucket:
-                buckets[bucket][name] = value
-        self.last = {"at_s": second, "node": node, "buckets": buckets}
+        return max(1, min(WALK_EVERY_S_MAX, -(-partitions // PARTITIONS_A_SECOND)))
+
+    def _take(self, second: int) -> None:
+        """Sample the node now, and its buckets as last read."""
+        figures = self._api.metrics(()).node
+        node = {shown: figures[name] for name, shown in _NODE.items() if name in figures}
+        buckets = self.metrics.buckets
+        free = [_number(one, "disk_free_bytes") for one in buckets.values()]
+        if known := [one for one in free if one is not None]:
+            node["disk_free_bytes"] = min(known)
+        self.samples.add(second, {("", name): one for name, one in node.items()} | self._walked)
+        told: dict[str, dict[str, float]] = {name: {} for name in buckets}
+        for (bucket, name), value in self._walked.items():
+            told[bucket][name] = value
+        self.last = {"at_s": second, "node": node, "buckets": told}
 
     async def cluster(self) -> tuple[Mapping[str, Any] | None, str]:
         """Return the status of the cluster, at most a second old, and why it is not known."""
-        asked_s, status, error = self._cluster
-        if time.monotonic() - asked_s < CLUSTER_EVERY_S:
+        async with self._turn:
+            asked_s, status, error = self._cluster
+            if time.monotonic() - asked_s < CLUSTER_EVERY_S:
+                return status, error
+            cluster, status, error = self._api.cluster, None, ""
+            if cluster is not None and cluster.is_managed:
+                try:
+                    async with asyncio.timeout(CLUSTER_WAIT_S):
+                        status = await cluster.status()
+                except MillstreamError as failure:
+                    error = str(failure)
+                except TimeoutError:
+                    error = f"it was not told within {CLUSTER_WAIT_S:g} s"
+            self._cluster = (time.monotonic(), status, error)
             return status, error
-        cluster, status, error = self._api.cluster, None, ""
-        if cluster is not None and cluster.is_managed:
-            try:
-                async with asyncio.timeout(CLUSTER_WAIT_S):
-                    status = await cluster.status()
-            except MillstreamError as failure:
-                error = str(failure)
-            except TimeoutError:
-                error = f"it was not told within {CLUSTER_WAIT_S:g} s"
-        self._cluster = (time.monotonic(), status, error)
-        return status, error
 
     async def health(self) -> list[Reason]:
         """Return why the node is not healthy."""
         status, error = await self.cluster()
-        metrics = self.metrics if self.metrics.node else self._api.metrics()
-        return health_of(self._api.bucket_statuses(), metrics, status, error)
+        if not self.metrics.node:
+            await self._walk()
+        return health_of(self._api.bucket_statuses(), self.metrics, status, error)
 
 
 OBSERVER: Final = web.AppKey("observer", Observer)
@@ -209,17 +241,14 @@ async def _samples(request: web.Request) -> web.StreamResponse:
     if not text.isdecimal() or int(text) not in SPANS:
         shown = ", ".join(map(str, SPANS))
         raise UsageError(f"span is one of {shown} (seconds)", code="query_parse_error")
-    return await stream(request, _samples_text(request.app[OBSERVER].samples, int(text)), {})
+    samples = request.app[OBSERVER].samples
+    return await stream(request, _samples_text(samples, samples.window(int(text))), {})
 
 
-async def _samples_text(samples: Samples, span_s: int) -> AsyncIterator[bytes]:
+async def _samples_text(samples: Samples, window: Window) -> AsyncIterator[bytes]:
     """Yield the pieces of the answer; others have turns between series."""
     encode, turns = msgspec.json.encode, Turns()
-    number = samples.level_of(span_s)
-    interval_s = encode(LEVELS[number].interval_s)
-    yield b'{"interval_s":%b,"times_s":%b,"node":{' % (
-        interval_s, encode(samples.times(number, span_s)),
-    )  # fmt: skip
+    yield b'{"interval_s":%d,"times_s":%b,"node":{' % (window.interval_s, encode(window.times_s))
     last = ""
     is_first = True
     for bucket, name in samples.keys():  # noqa: SIM118 - it is no mapping
@@ -227,7 +256,7 @@ async def _samples_text(samples: Samples, span_s: int) -> AsyncIterator[bytes]:
         if bucket != last:
             yield b'},"buckets":{%b:{' % encode(bucket) if not last else b"},%b:{" % encode(bucket)
             last, is_first = bucket, True
-        series = encode(samples.series(number, span_s, (bucket, name)))
+        series = encode(samples.series(window, (bucket, name)))
         yield b"%b%b:%b" % (b"" if is_first else b",", encode(name), series)
         is_first = False
     yield b"}}}\n" if last else b'},"buckets":{}}\n'
@@ -265,24 +294,28 @@ async def _logs(request: web.Request) -> web.Response:
         raise UsageError(f"level is one of {', '.join(LOG_LEVELS)}", code="query_parse_error")
     levels = LOG_LEVELS[LOG_LEVELS.index(level) :]
     process, text = request.query.get("process", ""), request.query.get("text", "").lower()
-    found = [
-        line
-        for line in RECENT.after(after)
-        if (not process or line.process == process)
-        and (line.level in levels or line.level == "critical")
-        and (not text or text in line.text.lower() or text in line.logger.lower())
-    ]
+    if after > RECENT.total:  # a number of the process before this one
+        after = 0
+    lines, found, turns = RECENT.after(after), list[KeptLine](), Turns()
+    for line in lines:
+        await turns.give()
+        if (
+            (not process or line.process == process)
+            and (line.level in levels or line.level == "critical")
+            and (not text or text in line.text.lower() or text in line.logger.lower())
+        ):
+            found.append(line)
     return answer(
         {
             "processes": RECENT.processes(),
             "lines": [_shown_line(line) for line in found[-limit:]] if limit else [],
-            "next": RECENT.total,
+            "next": lines[-1].number if lines else after,
         }
     )
 
 
-def _shown_line(line: Any) -> dict[str, Any]:
-    shown: dict[str, Any] = line._asdict()
+def _shown_line(line: KeptLine) -> dict[str, Any]:
+    shown = line._asdict()
     return {"n": shown.pop("number"), **shown}
 
 
@@ -311,7 +344,7 @@ async def _event_texts(request: web.Request, topics: list[str]) -> AsyncIterator
     observer, is_still = request.app[OBSERVER], request[STILL]
     number, told, beat_s = RECENT.total, dict[str, Any](), time.monotonic()
     yield b": begins\n\n"
-    while is_still():
+    while is_still() and not observer.is_over:
         found = list[bytes]()
         if "samples" in topics and observer.last:
             found.append(_event("sample", observer.last))
@@ -320,10 +353,9 @@ async def _event_texts(request: web.Request, topics: list[str]) -> AsyncIterator
             found += _if_new(told, "health", shown, {**shown, "at_ms": 0})
         if "cluster" in topics and (status := (await observer.cluster())[0]) is not None:
             found += _if_new(told, "cluster", status, status)
-        if "logs" in topics:
-            lines = RECENT.after(number)[-LOG_LINES_MAX:]
-            found += [_event("log", _shown_line(line)) for line in lines]
-            number = RECENT.total
+        if "logs" in topics and (lines := RECENT.after(number)):
+            found += [_event("log", _shown_line(line)) for line in lines[-LOG_LINES_MAX:]]
+            number = lines[-1].number
         if found:
             yield b"".join(found)
             beat_s = time.monotonic()

@@ -108,13 +108,12 @@ async def _partitions(api: Any) -> dict[str, Any]:
 
 
 async def _sampled(samples: Samples) -> dict[str, Any]:
-    number = len(LEVELS) - 1
-    span_s = LEVELS[number].interval_s * LEVELS[number].size
+    window = samples.window(LEVELS[-1].interval_s * LEVELS[-1].size)
     turns, series = Turns(), dict[str, Any]()
     for key in samples.keys():  # noqa: SIM118 - it is no mapping
         await turns.give()
-        series["/".join(key)] = samples.series(number, span_s, key)
-    return {"times_s": samples.times(number, span_s), "series": series}
+        series["/".join(key)] = samples.series(window, key)
+    return {"times_s": window.times_s, "series": series}
 
 
 def _archive(found: Mapping[str, Any], texts: Mapping[str, str]) -> bytes:

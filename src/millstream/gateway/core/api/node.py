@@ -416,8 +416,8 @@ class CommonNodeApi(Protocol):
             UnavailableError: `buckets_unknown`: the cluster has not told them yet.
         """
 
-    def metrics(self) -> NodeMetrics:
-        """Return the engine's statistics."""
+    def metrics(self, buckets: Collection[str] | None = None) -> NodeMetrics:
+        """Return the engine's statistics, of these buckets or all; those not served have none."""
 
     def shown_settings(self) -> dict[str, Any]:
         """Return the settings that may be shown: no users, secrets or key files."""

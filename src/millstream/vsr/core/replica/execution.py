@@ -34,7 +34,7 @@ from millstream.vsr.core.entries import (
     argv_of,
     number_in,
 )
-from millstream.vsr.core.replica.member import ReplicaState, Status
+from millstream.vsr.core.replica.member import ReplicaState
 from millstream.vsr.core.replica.upcalls import Upcalls
 from millstream.vsr.core.snapshots import Pieces, Snapshot, unknown_state
 
@@ -130,7 +130,7 @@ class Execution:
     def _ends_epoch(self, entry: Entry) -> bool:
         state = self.state
         ends = entry.header.kind is Kind.RECONFIG and entry.header.epoch == state.epoch
-        return ends and bool(state.members) and state.status is not Status.RETIRED
+        return ends and not state.is_outside
 
     def _apply(self, entry: Entry) -> None:
         state = self.state

@@ -90,7 +90,7 @@ class ForcedGroups:
     def _not_forced(self) -> tuple[Code, str] | None:
         """Return why this member may not go on alone."""
         state = self.state
-        if state.status is Status.RETIRED or not state.members:
+        if state.is_outside:
             return Code.BADCONFIG, "this node is no member of the group"
         if self.reconfiguration.next_known is not None or self.reconfiguration.entering:
             return (

@@ -26,7 +26,7 @@ from millstream.vsr.core.configuration import generation
 from millstream.vsr.core.entries import Entry, check_chain
 from millstream.vsr.core.messages import Envelope, Learn, LearnOk
 from millstream.vsr.core.replica.execution import Execution
-from millstream.vsr.core.replica.member import ReplicaState, Status
+from millstream.vsr.core.replica.member import ReplicaState
 from millstream.vsr.core.replica.normal_case import BATCH_BYTES_MAX, NormalCase
 from millstream.vsr.core.replica.reads import Reads
 from millstream.vsr.core.replica.repair import NewEnd
@@ -161,8 +161,7 @@ class Learners:
     @property
     def may_learn(self) -> bool:
         """Whether this node takes part in nothing, and nothing of it may count as a vote."""
-        outside = not self.state.members or self.state.status is Status.RETIRED
-        return outside and not self.up.entering
+        return self.state.is_outside and not self.up.entering
 
     @property
     def is_learning(self) -> bool:

@@ -159,6 +159,11 @@ class ReplicaState:
         self.epoch, self.members = configuration.epoch, configuration.members
 
     @property
+    def is_outside(self) -> bool:
+        """Whether this node is no member: not yet, or no more."""
+        return not self.members or self.status is Status.RETIRED
+
+    @property
     def quorum(self) -> int:
         """The quorum of this epoch."""
         return self.configuration.quorum

@@ -248,7 +248,7 @@ class Reads:
         return self.answer_stale_reads()
 
     def answer_stale_reads(self) -> None:
-        """Answer stale reads whose state is reached, or whose time is over."""
+        """Answer stale reads whose state is reached or never will be, or whose time is over."""
         state = self.state
         waiting = []
         for until_ms, read in self._stale:
@@ -256,6 +256,8 @@ class Reads:
             if state.has_state and state.status in _SERVING and state.commit_lsn >= seen:
                 value = state.machine.read(read.body, read.session)
                 state.reply(read.ticket, Code.OK, value, state.commit_lsn)
+            elif state.is_outside:
+                state.reply(read.ticket, Code.NOTPRIMARY)
             elif state.now_ms >= until_ms:
                 state.reply(read.ticket, Code.BEHIND, lsn=state.commit_lsn)
             else:

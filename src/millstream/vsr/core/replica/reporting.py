@@ -86,7 +86,7 @@ class Reporting:
                 f"the group was forced to go on without this member, in epoch {newest}: what is "
                 "here counts no more"
             )
-        if not state.members or state.status is Status.RETIRED:
+        if state.is_outside:
             return ""
         if self.recovery.is_data_lost:
             return "more members than may have lost their logs: what was committed may be gone"

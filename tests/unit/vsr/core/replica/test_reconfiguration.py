@@ -2,7 +2,8 @@
 
 import pytest
 
-from millstream.vsr.core.effects import Code, Message, MovePrimary, TakeSnapshot, Timer
+from millstream.vsr.core.effects import Code, Message, MovePrimary, Read, TakeSnapshot, Timer
+from millstream.vsr.core.entries import Body
 from millstream.vsr.core.messages import (
     Envelope,
     EpochStarted,
@@ -94,6 +95,20 @@ def test_a_retired_member_comes_back_in_a_later_epoch() -> None:
     group.tick(times=20)
     assert group.replicas[0].epoch == 2
     assert group.replicas[0].status is Status.NORMAL
+
+
+def test_a_retired_member_sends_stale_reads_to_the_group_also_those_that_wait() -> None:
+    group = Group(3, learners=1)
+    retired = (group.leader + 1) % 3
+    read = Read(2000, Body(argv=(b"GET", b"k")), seen=1000)
+    group.step(retired, read)
+    assert 2000 not in group.replies
+    changed(group, *(number for number in range(4) if number != retired))
+    group.tick(times=6)
+    assert group.replicas[retired].status is Status.RETIRED
+    group.tick(retired)
+    group.step(retired, read._replace(ticket=2001, seen=0))
+    assert [group.replies[ticket].code for ticket in (2000, 2001)] == [Code.NOTPRIMARY] * 2
 
 
 def test_a_member_that_slept_through_an_epoch_is_told() -> None:
