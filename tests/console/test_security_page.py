@@ -9,7 +9,7 @@ from urllib.request import Request, urlopen
 import pytest
 from playwright.sync_api import expect
 
-from support.console.console import WAIT_MS, OpenConsole
+from support.console.console import WAIT_MS, Console, OpenConsole
 from support.node.node_process import FREE, NodeProcess
 
 _ADMIN = "Basic " + base64.b64encode(b"root:root-secret").decode()
@@ -57,6 +57,8 @@ def test_users_are_added_changed_and_removed(
     assert _users(fresh)["anna"] == ["read:flights", "write:flights"]
     assert console.accessibility_faults() == []
 
+    _sees_only_what_she_may(open_console(fresh.http))
+
     page.get_by_role("button", name="Change anna").click()
     page.get_by_label("Rights").fill("read:*")
     page.get_by_role("dialog").get_by_role("button", name="Change").click()
@@ -73,3 +75,15 @@ def test_users_are_added_changed_and_removed(
     console.confirm("anna", "Remove user")
     expect(console.row("Users", "anna")).to_have_count(0, timeout=WAIT_MS)
     assert list(_users(fresh)) == ["root"]
+
+
+def _sees_only_what_she_may(console: Console) -> None:
+    page = console.page
+    page.goto("/_console/#/query/indexes")
+    page.get_by_label("User").fill("anna")
+    page.get_by_label("Password").fill("anna-secret")
+    page.get_by_role("button", name="Log in").click()
+    expect(page.get_by_text("Who has the right design")).to_be_visible(timeout=WAIT_MS)
+    expect(page.get_by_role("button", name="Create index")).to_have_count(0)
+    pages = page.get_by_role("navigation", name="Pages")
+    expect(pages.get_by_role("link")).to_have_text(["Overview", "Documents", "Query"])
