@@ -59,18 +59,19 @@ def test_users_are_added_changed_and_removed(
 
     _sees_only_what_she_may(open_console(fresh.http))
 
-    page.get_by_role("button", name="Change anna").click()
-    page.get_by_label("Rights").fill("read:*")
-    page.get_by_role("dialog").get_by_role("button", name="Change").click()
-    expect(console.row("Users", "anna")).to_contain_text("read:*", timeout=WAIT_MS)
-    assert _users(fresh)["anna"] == ["read:*"]
-
     page.get_by_role("button", name="Remove root").click()
     dialog = page.get_by_role("dialog")
     dialog.get_by_label("to confirm").fill("root")
     dialog.get_by_role("button", name="Remove user").click()
     expect(dialog.get_by_role("alert")).to_contain_text("administrator", timeout=WAIT_MS)
     page.keyboard.press("Escape")
+    page.get_by_role("button", name="Change anna").click()
+    page.get_by_label("Administrator").check()
+    page.get_by_label("Rights").fill("read:*, group:pilots")
+    page.get_by_role("dialog").get_by_role("button", name="Change").click()
+    expect(console.row("Users", "anna")).to_contain_text("read:*", timeout=WAIT_MS)
+    assert _users(fresh)["anna"] == ["admin", "group:pilots", "read:*"]
+
     page.get_by_role("button", name="Remove anna").click()
     console.confirm("anna", "Remove user")
     expect(console.row("Users", "anna")).to_have_count(0, timeout=WAIT_MS)
