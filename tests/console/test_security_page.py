@@ -10,8 +10,10 @@ import pytest
 from playwright.sync_api import expect
 
 from support.console.console import WAIT_MS, OpenConsole
+from support.http.http_calls import call, done
 from support.node.node_process import FREE, NodeProcess
 
+MARKUP = "<img src=x onerror=alert(1)>"
 _ADMIN = "Basic " + base64.b64encode(b"root:root-secret").decode()
 
 
@@ -73,3 +75,23 @@ def test_users_are_added_changed_and_removed(
     console.confirm("anna", "Remove user")
     expect(console.row("Users", "anna")).to_have_count(0, timeout=WAIT_MS)
     assert list(_users(fresh)) == ["root"]
+
+
+def test_failed_logins_are_shown_as_they_were_typed(
+    open_console: OpenConsole, fresh: NodeProcess
+) -> None:
+    root = {"name": "root", "password": "root-secret", "roles": ["admin"]}
+    done(fresh, "POST", "/_millstream/users", root)
+    for _ in range(3):
+        assert call(fresh, "GET", "/_session", login=(MARKUP, "guessed"))[0] == 401
+    console = open_console(fresh.http)
+    page = console.page
+    page.goto("/_console/#/security")
+    page.get_by_label("User").fill("root")
+    page.get_by_label("Password").fill("root-secret")
+    page.get_by_role("button", name="Log in").click()
+    row = console.row("Failed log-ins", MARKUP)
+    expect(row).to_contain_text("127.0.0.1", timeout=WAIT_MS)
+    expect(row.get_by_role("cell", name="3", exact=True)).to_be_visible()
+    expect(page.get_by_text("No certificates")).to_be_visible()
+    assert console.accessibility_faults() == []
