@@ -1,5 +1,7 @@
 """Query: a view is tried, saved, charted; a selector gets its index; indexes show their state."""
 
+from urllib.parse import quote
+
 from playwright.sync_api import expect
 
 from support.console.console import WAIT_MS, Console
@@ -122,3 +124,29 @@ def test_a_design_document_that_others_saved_is_not_overwritten(
     page.get_by_role("button", name="Delete", exact=True).click()
     console.confirm("d", "Delete")
     expect(page.get_by_text("No design documents yet")).to_be_visible(timeout=WAIT_MS)
+
+
+def test_names_keys_and_errors_with_markup_are_text(
+    console: Console, node: NodeProcess, bucket: str
+) -> None:
+    _fill(node, bucket)
+    design, view = '<img src=x onerror="alert(1)">', "<b>x"
+    text = (
+        "function (doc) { if (doc._id === 'f001') throw new Error('<script>alert(2)</script>');"
+        " emit({'<i>k': '\\u202eabc'}, '<svg onload=alert(3)>'); }"
+    )
+    path = f"/{bucket}/_design/{quote(design, safe='')}"
+    done(node, "PUT", path, {"views": {view: {"map": text}}})
+    page = console.open(f"query/views?bucket={bucket}")
+    rows = page.get_by_role("region", name="Rows of the view")
+    expect(rows.locator("tbody tr").first).to_contain_text("<svg onload=alert(3)>")
+    page.get_by_role("link", name="Show functions").click()
+    page.get_by_role("button", name="Try it").click()
+    expect(page.get_by_role("region", name="Emitted rows")).to_contain_text(
+        "<script>alert(2)</script>", timeout=WAIT_MS
+    )
+    page.get_by_role("link", name="Indexes").click()
+    expect(console.row(f"Indexes of {bucket}", design)).to_contain_text(view, timeout=WAIT_MS)
+    page.get_by_text("the map failed on 1 document").click()
+    expect(page.get_by_role("region", name="Failures of")).to_contain_text("<script>")
+    assert page.locator("main img, main script, main b, main svg").count() == 0

@@ -59,8 +59,8 @@ function UserDialog({ user, isFirst, onClose, onDone }) {
     onDone();
     if (isFirst) location.reload();
   };
-  const names = buckets.data?.buckets.map((/** @type {any} */ one) => one.name) || [];
-  const example = names[0] || "shop";
+  const names = (buckets.data?.buckets || []).map((/** @type {any} */ one) => one.name);
+  const example = names.find((/** @type {string} */ one) => !one.startsWith("_")) || "shop";
   return html`<${FormDialog} title=${user ? `Change ${name}` : "Add user"} action=${user ? "Change" : "Add"} onSend=${send} onClose=${onClose} canSend=${Boolean(name && (user || password)) && !wrong}>
     ${!user && html`<${Field} label="Name" value=${name} onInput=${setName} more=${{ autocomplete: "off" }} />`}
     <${Field} label=${user ? "New password" : "Password"} type="password" value=${password} onInput=${setPassword} more=${{ autocomplete: "new-password" }} placeholder=${user ? "as it is" : ""} />
