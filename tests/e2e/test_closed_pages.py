@@ -22,9 +22,11 @@ ADMIN, READER, STRANGER = "ada", "bob", "eve"
 OPEN = {
     ("GET", "/"), ("GET", "/_up"), ("GET", "/_session"), ("POST", "/_session"),
     ("DELETE", "/_session"), ("GET", "/_uuids"), ("POST", "/orders/_temp_view"),
-    ("POST", "/pools/_x"),
+    ("POST", "/pools/_x"), ("GET", "/_console"), ("GET", "/_console/"),
+    ("GET", "/_console/0000000000000000/x"), ("GET", "/_utils"), ("GET", "/_utils/_x"),
 }  # fmt: skip
-"""What nobody has to log in for; temporary views and other pools are there for nobody."""
+"""What nobody has to log in for. Temporary views and other pools are there for nobody; the files
+of the console say nothing of the node."""
 ENDLESS = re.compile("/pools/default/(bs|nodeServicesStreaming|bucketsStreaming)(/|$)")
 """Pages whose answers to a reader do not end."""
 READ_BY_POST = (
@@ -36,9 +38,12 @@ READ_BY_POST = (
 FILLED = {
     "db": "orders", "name": "orders", "bucket": "orders", "design": "kept", "number": "0",
     "domain": "local", "rest": "_x", "sha256": "0" * 64, "what": "_show",
+    "digest": "0" * 16,
 }  # fmt: skip
 """Of the parts of addresses; all others are `x`."""
 OTHERS_USER = "/_users/kept"
+COORDINATION = "/_millstream/coordination/"
+"""Coordination judges by rights of its own; this node takes no part in it."""
 IDS = ("kept", "_design/kept", "_local/kept")
 
 
@@ -154,6 +159,8 @@ def test_a_reader_reads(client: RawHttp) -> None:
         if not reads or "/_millstream/" in path or path.startswith(("/_replic", "/_scheduler")):
             if found.status < 300:
                 assert method == "GET", (method, path, found)
+            elif path.startswith(COORDINATION):
+                assert found.status in (400, 403, 409), (method, path, found)
             elif path == OTHERS_USER:  # it is not told whether there is one
                 assert (found.status, refusal(found)) == (404, "not_found"), (method, path, found)
             else:

@@ -308,6 +308,9 @@ class FakeHost:
         self.documents = FalseDocuments(self.buckets)
         self.stored = FakeStored(self.documents)
 
+    def shown_settings(self):
+        return {"tls_cert": None, "oidc_issuer": None}
+
     def replication_tasks(self):
         return [{"type": "replication", "doc_id": "job"}]
 
@@ -425,6 +428,7 @@ class FakeHost:
             "flusher_commits_total": 1,
             "flusher_commit_changes": commits,
             "refused_total": {"locked": 2},
+            "memory_used_bytes": 4,
         }
         found = {"orders": orders} if buckets is None or "orders" in buckets else {}
         return NodeMetrics({"loop_lag_ms": 0.5, "processor_seconds_total": 7}, found)

@@ -125,6 +125,8 @@ def test_lines_of_all_processes_are_bounded_and_in_order():
 def test_lines_are_read_while_threads_log():
     """A deque that changes while it is walked over raises."""
     kept, is_over = KeptLines(), threading.Event()
+    for _ in range(logs.KEPT_LINES_MAX):
+        kept.add("engine", 0, "info", "x", "line")
 
     def log_on():
         while not is_over.is_set():
@@ -135,7 +137,7 @@ def test_lines_are_read_while_threads_log():
     thread = threading.Thread(target=log_on)
     thread.start()
     try:
-        for _ in range(50):
+        while kept.total < 20 * logs.KEPT_LINES_MAX:
             kept.after(0)
     finally:
         is_over.set()

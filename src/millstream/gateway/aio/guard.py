@@ -126,9 +126,10 @@ async def add_shared_headers(request: web.Request, response: web.StreamResponse)
     response.headers.setdefault("X-Content-Type-Options", "nosniff")
     response.headers.setdefault("Content-Security-Policy", "sandbox")
     response.headers.setdefault("Cache-Control", "must-revalidate")
-    response.headers.update(
-        answer_headers(request.headers.get("Origin"), request.app[NODE_API].origins)
-    )
+    shared = answer_headers(request.headers.get("Origin"), request.app[NODE_API].origins)
+    if "Vary" in shared and (page := response.headers.get("Vary")):
+        shared["Vary"] += f", {page}"
+    response.headers.update(shared)
 
 
 @web.middleware

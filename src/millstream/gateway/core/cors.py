@@ -24,7 +24,8 @@ MAX_AGE_S: Final = 600
 _METHODS: Final = "GET, PUT, POST, HEAD, DELETE, COPY"
 _HEADERS: Final = (
     "accept, accept-language, authorization, content-language, content-length, content-range, "
-    "content-type, destination, if-match, if-none-match, last-event-id, range, x-requested-with"
+    "content-type, destination, if-match, if-none-match, last-event-id, range, x-csrf-token, "
+    "x-requested-with"
 )
 _EXPOSED: Final = (
     "accept-ranges, cache-control, content-length, content-range, content-type, etag, location, "

@@ -171,3 +171,45 @@ async def test_a_script_in_a_page_is_not_answered_by_a_prompt(guarded):
         assert response.status == 401
         assert response.headers["WWW-Authenticate"].startswith(scheme)
     assert (await guarded.get("/orders")).headers["WWW-Authenticate"].startswith("Basic")
+
+
+async def test_a_cookie_alone_changes_nothing_of_the_node(guarded, body):
+    """A page of another site may make a browser send the cookie; it cannot know the token."""
+    said = {"name": "ada", "password": "secret"}
+    cookies = [
+        (await guarded.post("/_session", json=said)).cookies["AuthSession"].value for _ in "ab"
+    ]
+    guarded.session.cookie_jar.clear()
+    shown = [{"Cookie": f"AuthSession={cookie}"} for cookie in cookies]
+    tokens = [(await body(await guarded.get("/_session", headers=one)))["csrf"] for one in shown]
+    assert tokens[0] != tokens[1]
+    for method, path in (
+        ("POST", "/_millstream/buckets"), ("PUT", "/_millstream/buckets/new"),
+        ("DELETE", "/_millstream/buckets/orders"), ("PATCH", "/_millstream/buckets/orders"),
+        ("POST", "/_millstream/cluster/requests"), ("DELETE", "/_millstream/users/bob"),
+        ("POST", "/%5Fmillstream/buckets"),
+    ):  # fmt: skip
+        for token in ({}, {"X-CSRF-Token": tokens[1]}, {"X-CSRF-Token": "\u00e9"}):
+            headers = shown[0] | token
+            refused = await guarded.request(
+                method, URL(path, encoded=True), headers=headers, json={}
+            )
+            assert (await body(refused, 403))["error"] == "csrf_token_missing", (method, path)
+    headers = shown[0] | {"X-CSRF-Token": tokens[0]}
+    made = await guarded.post("/_millstream/buckets", json={"name": "new"}, headers=headers)
+    assert made.status == 201
+    await body(await guarded.get("/_millstream/buckets", headers=shown[0]))
+
+
+async def test_who_shows_a_password_needs_no_token(guarded, ada, body):
+    session = await body(await guarded.get("/_session", headers=ada))
+    assert "csrf" not in session
+    made = await guarded.post("/_millstream/buckets", json={"name": "b"}, headers=ada)
+    assert made.status == 201
+
+
+async def test_named_sites_may_send_the_token(client, open_node, monkeypatch):
+    monkeypatch.setattr(type(open_node), "origins", frozenset({"https://app.example"}))
+    asked = {"Origin": "https://app.example", "Access-Control-Request-Method": "PUT"}
+    response = await client.options("/_millstream/buckets/x", headers=asked)
+    assert "x-csrf-token" in response.headers["Access-Control-Allow-Headers"]
