@@ -67,3 +67,17 @@ def test_why_a_job_crashed_is_shown_and_no_password(
     page.get_by_role("dialog").get_by_role("button", name="Change").click()
     expect(page.get_by_role("dialog")).to_have_count(0, timeout=WAIT_MS)
     assert done(node, "GET", f"/_replicator/{job}")["target"] == target
+
+
+def test_a_job_that_names_no_databases_is_shown(
+    console: Console, node: NodeProcess, bucket: str
+) -> None:
+    job = f"impossible-{bucket}"
+    stored = {"source": bucket, "target": f"{bucket}-copy", "filter": "nothing"}
+    done(node, "PUT", f"/_replicator/{job}", stored)
+    page = console.open(f"sites?job={job}")
+    expect(console.row("Replications", job)).to_contain_text("unknown", timeout=WAIT_MS)
+    expect(page.get_by_role("alert")).to_contain_text("It failed. Invalid filter")
+    page.get_by_role("button", name="Stop and remove").click()
+    console.confirm(job, "Stop")
+    expect(console.row("Replications", job)).to_have_count(0, timeout=WAIT_MS)
