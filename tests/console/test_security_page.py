@@ -10,8 +10,10 @@ import pytest
 from playwright.sync_api import expect
 
 from support.console.console import WAIT_MS, Console, OpenConsole
+from support.http.http_calls import call, done
 from support.node.node_process import FREE, NodeProcess
 
+MARKUP = "<img src=x onerror=alert(1)>"
 _ADMIN = "Basic " + base64.b64encode(b"root:root-secret").decode()
 
 
@@ -88,3 +90,23 @@ def _sees_only_what_she_may(console: Console) -> None:
     expect(page.get_by_role("button", name="Create index")).to_have_count(0)
     pages = page.get_by_role("navigation", name="Pages")
     expect(pages.get_by_role("link")).to_have_text(["Overview", "Documents", "Query"])
+
+
+def test_failed_logins_are_shown_as_they_were_typed(
+    open_console: OpenConsole, fresh: NodeProcess
+) -> None:
+    root = {"name": "root", "password": "root-secret", "roles": ["admin"]}
+    done(fresh, "POST", "/_millstream/users", root)
+    for _ in range(3):
+        assert call(fresh, "GET", "/_session", login=(MARKUP, "guessed"))[0] == 401
+    console = open_console(fresh.http)
+    page = console.page
+    page.goto("/_console/#/security")
+    page.get_by_label("User").fill("root")
+    page.get_by_label("Password").fill("root-secret")
+    page.get_by_role("button", name="Log in").click()
+    row = console.row("Failed log-ins", MARKUP)
+    expect(row).to_contain_text("127.0.0.1", timeout=WAIT_MS)
+    expect(row.get_by_role("cell", name="3", exact=True)).to_be_visible()
+    expect(page.get_by_text("No certificates")).to_be_visible()
+    assert console.accessibility_faults() == []

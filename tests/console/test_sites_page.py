@@ -90,3 +90,17 @@ def test_a_finished_job_runs_again_and_one_without_a_document_is_stopped(
     page.get_by_role("button", name="Stop", exact=True).click()
     console.confirm(name, "Stop")
     expect(console.row("Replications", name)).to_have_count(0, timeout=WAIT_MS)
+
+
+def test_a_job_that_names_no_databases_is_shown(
+    console: Console, node: NodeProcess, bucket: str
+) -> None:
+    job = f"impossible-{bucket}"
+    stored = {"source": bucket, "target": f"{bucket}-copy", "filter": "nothing"}
+    done(node, "PUT", f"/_replicator/{job}", stored)
+    page = console.open(f"sites?job={job}")
+    expect(console.row("Replications", job)).to_contain_text("unknown", timeout=WAIT_MS)
+    expect(page.get_by_role("alert")).to_contain_text("It failed. Invalid filter")
+    page.get_by_role("button", name="Stop and remove").click()
+    console.confirm(job, "Stop")
+    expect(console.row("Replications", job)).to_have_count(0, timeout=WAIT_MS)
