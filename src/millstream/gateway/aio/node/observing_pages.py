@@ -31,6 +31,7 @@ from aiohttp import web
 from millstream.access.users import Right
 from millstream.errors import AccessError, MillstreamError, UnavailableError, UsageError
 from millstream.gateway.aio.answers import NODE_API, STILL, USER, answer, require
+from millstream.gateway.aio.describing import takes
 from millstream.gateway.aio.streaming import WhileThere, send_pieces, stream
 from millstream.gateway.core.api.node import CommonNodeApi, NodeMetrics
 from millstream.gateway.core.health import Reason, health_of, state_of
@@ -227,15 +228,22 @@ def _shown_health(reasons: list[Reason]) -> dict[str, Any]:
 
 
 async def _health(request: web.Request) -> web.Response:
-    """Tell why the node is not healthy."""
+    """Tell why the node is not healthy.
+
+    Right: any user.
+    """
     if not request.app[NODE_API].users.is_empty and request[USER] is None:
         raise AccessError("log in first", code="unauthorized")
     reasons = await request.app[OBSERVER].health()
     return answer(_shown_health([one for one in reasons if _may_see(request, one)]))
 
 
+@takes(span="Seconds: 300, 3600 or 86400. Default 300.")
 async def _samples(request: web.Request) -> web.StreamResponse:
-    """Tell the figures of the last time."""
+    """Tell the figures of the last time.
+
+    Right: admin.
+    """
     require(request, "admin")
     text = request.query.get("span", str(SPANS[0]))
     if not text.isdecimal() or int(text) not in SPANS:
@@ -284,8 +292,18 @@ def _whole(request: web.Request, name: str, default: int, most: int) -> int:
     return int(text)
 
 
+@takes(
+    process="Of one process.",
+    level="The lowest level: debug, info, warning or error. Default info.",
+    text="Part of the line or of its logger, in any case.",
+    limit="Most lines, from the end. Default 1000, which is the most.",
+    after="Lines above this number: `next` of the answer before.",
+)
 async def _logs(request: web.Request) -> web.Response:
-    """Tell the last lines of each process."""
+    """Tell the last lines of each process.
+
+    Right: admin.
+    """
     require(request, "admin")
     limit = _whole(request, "limit", LOG_LINES_MAX, LOG_LINES_MAX)
     after = _whole(request, "after", 0, 2**53)
@@ -319,8 +337,12 @@ def _shown_line(line: KeptLine) -> dict[str, Any]:
     return {"n": shown.pop("number"), **shown}
 
 
+@takes(topics="Of samples, health, cluster, logs; with commas. Default: all.")
 async def _events(request: web.Request) -> web.StreamResponse:
-    """Tell what happens, as server-sent events."""
+    """Tell what happens, as server-sent events.
+
+    Right: admin.
+    """
     require(request, "admin")
     topics = _chosen(request, "topics", TOPICS)
     observer = request.app[OBSERVER]
