@@ -138,6 +138,7 @@ class Observer:
             await turns.give()
             partitions += status.partitions
             buckets.update(self._api.metrics((status.name,)).buckets)
+        await turns.give()
         self.metrics = NodeMetrics(self._api.metrics(()).node, buckets)
         self._walked, totals = {}, dict[Key, float]()
         for bucket, figures in buckets.items():
