@@ -146,7 +146,7 @@ ci: test ## the same with faults, simulators, outside clients and slow tests; a 
 	@$(PYTEST) $(PARALLEL) $(CHOSEN) tests/crash tests/conformance
 	@MILLSTREAM_FORBID_SKIPS=0 MILLSTREAM_PURE=1 MILLSTREAM_THOROUGH= \
 	  $(PYTEST) $(PARALLEL) -m 'not slow and not nightly' $(addprefix tests/unit/,$(CALLERS_OF_TWINS))
-	@$(PYTEST) tests/clusters
+	@$(PYTEST) $(CHOSEN) tests/clusters
 	@$(PYTEST) tests/console
 	@PYTHONPATH=tests $(PY) -m simulators.spark_faults --schedules 2 --first 10
 	@PYTHONPATH=tests $(PY) -m simulators.coordination_faults --minutes 0.5 --seed 1 --proxies
@@ -154,7 +154,8 @@ ci: test ## the same with faults, simulators, outside clients and slow tests; a 
 nightly: $(TEST) accelerator java ## what make ci has small budgets of, at length
 	@MILLSTREAM_THOROUGH=2 $(PYTEST) $(PARALLEL) tests/unit tests/crash tests/e2e
 	@MILLSTREAM_PURE=1 $(PYTEST) $(PARALLEL) tests/unit/kv tests/unit/storage tests/unit/vsr
-	@$(MAKE) soak soak-views sim-change manager whole-cluster sites faults cluster-faults kills nemesis
+	@$(PYTEST) -m nightly tests/pipelines
+	@$(MAKE) clusters soak soak-views sim-change manager whole-cluster sites faults cluster-faults kills nemesis
 
 faults: $(TEST) accelerator java ## Spark pipelines: 100 schedules of faults, 100 of rollbacks; ARGS="--family F --seed N" repeats one
 	@PYTHONPATH=tests $(PY) -m simulators.spark_faults --schedules $(or $(SCHEDULES),100) $(ARGS)

@@ -49,6 +49,7 @@ def check(found: dict[str, Any], source: BucketUnderTest, targets: Targets, plac
     assert all(present(target) == expected for target in targets.values())
 
 
+@pytest.mark.nightly  # the last one brings the package in the same way
 def test_py_files(
     source: BucketUnderTest, targets: Targets, addresses: tuple[str, str], tmp_path: Path
 ) -> None:

@@ -7,7 +7,11 @@ from simulators.coordination_sim.plants import OUT_OF_REACH, PLANTS
 from simulators.coordination_sim.search import search
 
 SEEDS_MAX = 100
-FOUND_BY = {"faulty_is_missing": 83, "loyal": 15, "no_check": 22, "old_normal": 78}
+FOUND_BY = {
+    "counted_early": 3, "cut_first": 2, "deaf_to_forks": 2, "faulty_is_missing": 83, "longest": 2,
+    "loyal": 15, "no_check": 22, "nonce_again": 3, "old_normal": 78, "own_clock": 4,
+    "torn_install": 2,
+}  # fmt: skip
 """Plant -> where the search begins, to save time: the first seed that found it."""
 
 

@@ -11,9 +11,11 @@ SCHEDULES = budget(300)
 SCHEDULES_PER_PLANT_MAX = 3000
 FIRST_SEEDS = {
     "the_position_of_the_index_is_not_judged": 620,
-    "only_what_the_discarded_commits_made_is_freed": 370,
+    "only_what_the_discarded_commits_made_is_freed": 794,
     "a_header_that_lacks_a_partition_serves": 200,
-    "what_is_dropped_is_not_cleaned_again": 160,
+    "what_is_dropped_is_not_cleaned_again": 446,
+    "a_header_that_cleans_a_partition_serves": 105,
+    "a_lost_lease_does_not_matter": 79,
 }
 """Where mistakes that few schedules meet are looked for first; the search goes on from there."""
 

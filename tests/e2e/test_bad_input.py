@@ -18,6 +18,7 @@ import pytest
 
 from millstream.model.partitions import partition_of
 from millstream.wire.mcbp import HEADER, REQUEST, RESPONSE, Opcode, Packet, Status, request
+from support.budget import budget
 from support.kv.raw_client import Closed, RawClient
 from support.node.node_process import NodeProcess
 from support.streams.stream_witness import documents_of, merged
@@ -31,7 +32,7 @@ MEANT_TO_WRITE = 256 * 1024 * 1024
 EXTRAS = Struct(">II")
 FLUSHES = (Opcode.FLUSH, Opcode.FLUSHQ)
 KEPT = {b"kept-%d" % n: b'{"kept": %d}' % n for n in range(200)}
-FUZZ_ROUNDS = int(os.environ.get("MILLSTREAM_FUZZ_ROUNDS", "400"))
+FUZZ_ROUNDS = budget(400)
 Connect = Callable[..., RawClient]
 
 

@@ -25,8 +25,8 @@ OPEN = {
     ("POST", "/pools/_x"), ("GET", "/_console"), ("GET", "/_console/"),
     ("GET", "/_console/0000000000000000/x"), ("GET", "/_utils"), ("GET", "/_utils/_x"),
 }  # fmt: skip
-"""What nobody has to log in for; temporary views and other pools are there for nobody. The files of
-the console say nothing of the node."""
+"""What nobody has to log in for. Temporary views and other pools are there for nobody; the files
+of the console say nothing of the node."""
 ENDLESS = re.compile("/pools/default/(bs|nodeServicesStreaming|bucketsStreaming)(/|$)")
 """Pages whose answers to a reader do not end."""
 READ_BY_POST = (

@@ -22,6 +22,11 @@ pytestmark = pytest.mark.slow
 GROWTH_BYTES_MAX = 2 * MEMORY_BYTES_MAX
 """Of the whole node: what a function makes is in a process of its own, and bounded there."""
 SERVED_S = 5.0
+LIMIT = """
+from millstream.views.aio.sandbox import process
+process.TIME_LIMIT_S = process.Sandbox.__init__.__kwdefaults__["time_limit_s"] = 2.0
+"""
+"""Of the node's functions: less processor time than by default, else most of it is waiting."""
 ATTACKS = {
     "a string of 256 MiB": "const s = 'x'.repeat(2 ** 28);",
     "recursion": "(function f(n) { return f(n + 1) + 1; })(0);",
@@ -38,8 +43,10 @@ RESULTS = {
 
 @pytest.fixture(scope="module")
 def node(tmp_path_factory: pytest.TempPathFactory) -> Iterator[NodeProcess]:
-    directory = tmp_path_factory.mktemp("functions") / "node"
-    with NodeProcess(directory, "--bucket", "db:4", "--bucket", "judged:4") as running:
+    made = tmp_path_factory.mktemp("functions")
+    (made / "sitecustomize.py").write_text(LIMIT)
+    options, env = ("--bucket", "db:4", "--bucket", "judged:4"), {"PYTHONPATH": str(made)}
+    with NodeProcess(made / "node", *options, env=env) as running:
         with RawHttp(running.address("http")) as client:
             for bucket in ("db", "judged"):
                 assert client.ask("PUT", f"/{bucket}/kept", b'{"kept":1}').status == 201

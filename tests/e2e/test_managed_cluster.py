@@ -7,11 +7,12 @@ from random import Random
 
 import pytest
 
+from support.budget import budget
 from support.cluster.managed_nodes import ManagedNodes, Poller, Writer
 from support.node.node_process import NodeProcess
 from support.node.waiting import until
 
-ROUNDS = 6
+ROUNDS = budget(9)
 Make = Callable[..., NodeProcess]
 
 

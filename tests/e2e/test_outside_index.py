@@ -14,6 +14,7 @@ from millstream.errors import ConditionError, UnavailableError
 from millstream.pipelines.index.offered import OfferedBuilds
 from millstream.pipelines.index.setup import index_state_of
 from millstream.views.core.index import indexer
+from support.budget import budget
 from support.node.node_process import NodeProcess
 from support.node.waiting import until
 from support.views.outside_index import (
@@ -317,7 +318,7 @@ class Schedule:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("seed", range(4))
+@pytest.mark.parametrize("seed", range(budget(4)))
 def test_random_schedules_end_with_the_right_rows(bucket, monkeypatch, seed):
     monkeypatch.setattr(indexer, "BUILD_CHANGES_MIN", 60)
     schedule = Schedule(bucket, seed)

@@ -16,6 +16,7 @@ import pytest
 
 from millstream.client.connection import Connection
 from millstream.errors import AccessError, UnavailableError
+from support.http.http_calls import call
 from support.node.node_process import FREE, free_port
 from support.node.waiting import until
 
@@ -298,9 +299,16 @@ def test_beyond_loopback_with_users_and_tls(make_node):
     assert config["nodesExt"][0]["hostname"] == "localhost"
     with pytest.raises(UnavailableError):
         Connection("localhost", port, timeout_s=60, **who)
-    url = f"https://localhost:{node.address('http')[1]}/_up"
-    with urllib.request.urlopen(url, timeout=60, context=trust) as answer:
+    http = f"https://localhost:{node.address('http')[1]}"
+    with urllib.request.urlopen(f"{http}/_up", timeout=60, context=trust) as answer:
         assert answer.status == 200
+    page = f"{http}/_millstream/security"
+    assert call(page, "GET", "", login=("eve", "guessed"), tls=trust)[0] == 401
+    told = call(page, "GET", "", login=("ada", "secret"), tls=trust)[1]
+    assert [(one["name"], one["count"]) for one in told["failed_logins"]] == [("eve", 1)]
+    assert {one["listener"] for one in told["certificates"]} >= {"http", "kv"}
+    assert all(one["ends_ms"] > time.time_ns() // 10**6 for one in told["certificates"])
+    assert all(one["subject"] for one in told["certificates"])
     environment = {**os.environ, "MILLSTREAM_PASSWORD": "secret"}
     status = subprocess.run(
         [sys.executable, "-m", "millstream", "status", "--connect", f"localhost:{port}",

@@ -14,12 +14,14 @@ Elsewhere: checking passwords (`access.users`), waiting (whoever sends the refus
 from __future__ import annotations
 
 from collections.abc import Collection
+from itertools import islice
 from typing import Final, NamedTuple
 
 from millstream.access.records import NAME_BYTES_MAX
 
 __all__ = [
-    "FAILED_LOGINS_MAX", "FAILED_LOGINS_S", "PAUSE_S", "PAUSE_S_MAX", "PLACES_MAX", "FailedLogins",
+    "FAILED_LOGINS_MAX", "FAILED_LOGINS_S", "PAUSE_S", "PAUSE_S_MAX", "PLACES_MAX",
+    "FailedLogin", "FailedLogins",
 ]  # fmt: skip
 
 FAILED_LOGINS_MAX: Final = 10
@@ -34,9 +36,22 @@ PLACES_MAX: Final = 10_000
 
 class _Failed(NamedTuple):
     since_s: float
+    last_s: float
     failures: int
     free_s: float
     """When the next refusal may leave."""
+
+
+class FailedLogin(NamedTuple):
+    """Failures by one name from one place, as shown to people."""
+
+    name: str
+    """As it was said: there may be no such user."""
+    address: str
+    failures: int
+    """Within `FAILED_LOGINS_S`, up to the last one."""
+    ago_s: float
+    """How long ago the last one was."""
 
 
 class FailedLogins:
@@ -51,14 +66,23 @@ class FailedLogins:
         if is_right:
             return 0.0
         if before is None or now_s - before.since_s >= FAILED_LOGINS_S:
-            before = _Failed(now_s, 0, now_s)
+            before = _Failed(now_s, now_s, 0, now_s)
         free_s = now_s
         if before.failures >= FAILED_LOGINS_MAX:
             free_s = min(max(before.free_s, now_s) + PAUSE_S, now_s + PAUSE_S_MAX)
         if len(self._failed) >= PLACES_MAX:
             del self._failed[next(iter(self._failed))]
-        self._failed[_key(name, source)] = _Failed(before.since_s, before.failures + 1, free_s)
+        self._failed[_key(name, source)] = _Failed(
+            before.since_s, now_s, before.failures + 1, free_s
+        )
         return free_s - now_s
+
+    def newest(self, count: int, now_s: float) -> list[FailedLogin]:
+        """Return the last failures, at most `count`, the last one first."""
+        return [
+            FailedLogin(name, source, failed.failures, now_s - failed.last_s)
+            for (name, source), failed in islice(reversed(self._failed.items()), count)
+        ]
 
     def forget(self, names: Collection[str]) -> None:
         """Forget the failures by these names: they have other passwords now, or are gone."""

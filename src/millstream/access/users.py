@@ -34,7 +34,7 @@ from zlib import crc32
 
 import msgspec
 
-from millstream.access.failed_logins import FailedLogins
+from millstream.access.failed_logins import FailedLogin, FailedLogins
 from millstream.access.records import (
     ADMIN,
     ITERATIONS,
@@ -325,6 +325,11 @@ class UserStore:
     def _tried(self, name: str, source: str, *, is_right: bool) -> float:
         with self._lock:
             return self._failures.ended(name, source, self._now(), is_right=is_right)
+
+    def failed_logins(self, count: int) -> list[FailedLogin]:
+        """Return the last log-ins that failed, at most `count`, the last one first."""
+        with self._lock:
+            return self._failures.newest(count, self._now())
 
     def _checked(self, name: str, password: str) -> User | None:
         try:

@@ -207,7 +207,7 @@ class OwnBucket:
                 code="not_my_partition",
                 retry="refresh_map",
             )
-        lacking = self.lacking() if bucket.map is not None else frozenset[int]()
+        lacking = self._lacked if bucket.map is not None else frozenset[int]()  # just computed
         found = [one for one in await self._running.designs.all() if one.partition not in lacking]
         others = [one for one in self.elsewhere.values() if one.partition(count) in lacking]
         return sorted([*found, *(one.stored(count) for one in others)], key=_name_of)

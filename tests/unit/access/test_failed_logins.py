@@ -49,3 +49,14 @@ def test_what_is_remembered_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
         fail(logins, 1, name=f"{number}" * 100_000)
     assert len(logins._failed) == 3
     assert all(len(name) < 1000 for name, _ in logins._failed)
+
+
+def test_the_last_failures_are_told_first() -> None:
+    logins = FailedLogins()
+    fail(logins, 2, name="ada", at_s=1.0)
+    fail(logins, 1, name="bob", at_s=2.0)
+    fail(logins, 1, name="ada", at_s=5.0)
+    assert logins.newest(9, 6.0) == [("ada", "here", 3, 1.0), ("bob", "here", 1, 4.0)]
+    assert [one.name for one in logins.newest(1, 6.0)] == ["ada"]
+    logins.ended("ada", "here", 6.0, is_right=True)
+    assert [one.name for one in logins.newest(9, 6.0)] == ["bob"]

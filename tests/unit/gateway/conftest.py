@@ -308,6 +308,9 @@ class FakeHost:
         self.documents = FalseDocuments(self.buckets)
         self.stored = FakeStored(self.documents)
 
+    def shown_settings(self):
+        return {"tls_cert": None, "oidc_issuer": None}
+
     def replication_tasks(self):
         return [{"type": "replication", "doc_id": "job"}]
 

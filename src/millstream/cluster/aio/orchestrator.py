@@ -195,6 +195,7 @@ class Reign:
         """How far the plan was, the last one now."""
         self._node, self._token, self._client, self._send = node, token, client, send
         self._group, self._state = group, ClusterState()
+        self._digest = _digest(self._state)
         self._queue = RequestQueue(client, token, self.memory)
         self._wake = asyncio.Event()
         self._tasks = Tasks()
@@ -247,7 +248,7 @@ class Reign:
         for name in self._state.live.keys() - state.live.keys():
             if name in state.nodes:
                 _LOG.info("%s has no session any more", state.nodes[name].name)
-        self._state = state
+        self._state, self._digest = state, _digest(state)
         self._tell_maps(state)
         answered = await self._ask(state)
         self._late.hear(answered)
@@ -428,27 +429,25 @@ class Reign:
         """Send whole maps that are new to nodes with a session, beside the loop."""
         if state.is_forked:
             return
-        digest = _digest(state)
         for name in state.live.keys() & state.nodes.keys():
-            if self._told.get(name, (None, 0))[0] != digest:
-                self._begin_telling(state, name, digest)
+            if self._told.get(name, (None, 0))[0] != self._digest:
+                self._begin_telling(state, name)
 
     def _tell_maps_again(self, state: ClusterState, answered: frozenset[str]) -> None:
         """Send them to nodes that have not taken them, or answer without a session."""
-        digest = _digest(state)
         for name in answered:
             report = self.memory.nodes.get(name)
             keys = {} if report is None else report.keys
             is_behind = any(keys.get(one) != state.data[one].key for one in state.data)
             told, told_ms = self._told.get(name, (None, 0))
             is_due = monotonic_ms() - told_ms >= REPORT_INTERVAL_MS
-            if told != digest or (is_behind and is_due):
-                self._begin_telling(state, name, digest)
+            if told != self._digest or (is_behind and is_due):
+                self._begin_telling(state, name)
 
-    def _begin_telling(self, state: ClusterState, name: str, digest: int) -> None:
+    def _begin_telling(self, state: ClusterState, name: str) -> None:
         if name not in self._telling:
             self._telling.add(name)
-            self._tasks.start(self._tell(state, name, digest), name="maps to a node")
+            self._tasks.start(self._tell(state, name, self._digest), name="maps to a node")
 
     async def _tell(self, state: ClusterState, name: str, digest: int) -> None:
         try:
@@ -460,7 +459,7 @@ class Reign:
             await asyncio.sleep(REPORT_INTERVAL_MS / 1000)
         finally:
             self._telling.discard(name)
-            if self._told.get(name, (digest, 0))[0] != _digest(self._state):
+            if self._told.get(name, (digest, 0))[0] != self._digest:
                 self._wake.set()  # the maps have changed meanwhile
 
     # ---- sessions

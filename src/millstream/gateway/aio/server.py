@@ -60,6 +60,7 @@ from millstream.gateway.aio.node import (
     pool_bucket_pages,
     pool_pages,
     pool_user_pages,
+    security_pages,
     session_pages,
     support_pages,
     user_document_pages,
@@ -109,9 +110,9 @@ _HANDLER: Final = {"auto_decompress": False}
 """Attachments are kept as they come, and a stream that breaks off is noticed (`answers`)."""
 PAGES: Final = (
     node_pages, session_pages, console_pages, observing_pages, openapi_pages, coordination_pages,
-    support_pages, bucket_pages, map_pages, partition_pages, promotion_pages, reader_pages,
-    user_pages, user_document_pages, pool_user_pages, shared_pages, stored_pages, part_pages,
-    cluster_pages, order_pages,
+    support_pages, security_pages, bucket_pages, map_pages, partition_pages, promotion_pages,
+    reader_pages, user_pages, user_document_pages, pool_user_pages, shared_pages, stored_pages,
+    part_pages, cluster_pages, order_pages,
     index_pages, view_pages, try_pages, update_pages, mango_index_pages, mango_pages,
     local_pages, bulk_pages, purge_pages,
     listing_pages, changes_pages, coverage_pages, document_pages, attachment_pages, design_pages,
@@ -122,7 +123,7 @@ PAGES: Final = (
 
 DATALESS_PAGES: Final = (
     node_pages, session_pages, console_pages, observing_pages, openapi_pages, coordination_pages,
-    support_pages, cluster_pages, user_pages, user_document_pages, part_pages,
+    support_pages, security_pages, cluster_pages, user_pages, user_document_pages, part_pages,
     index_pages, view_pages, design_pages, dataless_pages,
 )  # fmt: skip
 """The pages of a node without data: they need no more than a `CommonNodeApi`."""

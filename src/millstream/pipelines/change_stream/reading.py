@@ -9,6 +9,11 @@ Invariants:
 5. Nodes that are away are waited for, before a stream has given anything; one that goes later ends
    the task, and Spark's next attempt begins anew.
 
+Spark's filters are not taken over (`DataSourceReader.pushFilters`). PySpark 4.2 and 4.3 keep the
+ranges and the filters of one query with the loaded DataFrame, and use them for every later query
+of it that pushes no filter, such as `count()`, and for both sides of a self-join. No Python code
+is called then, so a source cannot correct it: rows would be missing without an error.
+
 Hot path: socket -> `BucketRanges` -> `cut_columns` -> Arrow; measured by `make bench`.
 
 Elsewhere: which ranges (`ranges`), form of the rows (`schema`).
@@ -23,9 +28,10 @@ from functools import partial
 from typing import Final
 
 import pyarrow as pa
+import pyarrow.compute as pc
 
 from millstream.client.bulk import BucketRanges, Range
-from millstream.client.columns import Columns, cut_columns
+from millstream.client.columns import OP_PUT, Columns, cut_columns
 from millstream.client.extensions import DURABLE_MARK, LeaseHold
 from millstream.client.kv import Client
 from millstream.errors import AccessError, StreamError, UnavailableError
@@ -35,7 +41,6 @@ from millstream.pipelines.change_stream.document_rows import DocumentForm
 from millstream.pipelines.change_stream.options import SourceOptions
 from millstream.pipelines.change_stream.patience import Wait, advised, ask_again
 from millstream.pipelines.change_stream.ranges import RangeRead, read_committed
-from millstream.pipelines.change_stream.row_filter import rows_wanted
 from millstream.pipelines.change_stream.schema import (
     OP_ROLLBACK,
     OP_SWEEP,
@@ -250,7 +255,7 @@ def _batches(
     is_live_only: bool = False,
 ) -> Iterator[pa.RecordBatch]:
     table = branch_table(branches)
-    wanted = partial(rows_wanted, key_prefix=options.key_prefix, is_live_only=is_live_only)
+    wanted = partial(_rows_wanted, key_prefix=options.key_prefix, is_live_only=is_live_only)
     columns, size = Columns(), 0
     for chunk in chunks:
         cut_columns(chunk, columns)
@@ -279,3 +284,20 @@ def mark_rows(reads: Sequence[RangeRead]) -> list[MarkRow]:
         if read.sweep_seqno is not None
     ]
     return rollbacks + sweeps
+
+
+def _rows_wanted(columns: Columns, key_prefix: str, *, is_live_only: bool) -> pa.Array | None:
+    """Return which changes are wanted; None: all.
+
+    Args:
+        columns: the changes.
+        key_prefix: with which the text form of a key begins.
+        is_live_only: without deletions.
+    """
+    mask = None
+    if is_live_only and columns.op.count(OP_PUT) < len(columns):
+        mask = pc.equal(pa.array(columns.op, pa.string()), OP_PUT)
+    if key_prefix:
+        begins = pc.starts_with(pa.array(columns.key, pa.string()), key_prefix)
+        mask = begins if mask is None else pc.and_(mask, begins)
+    return mask

@@ -25,9 +25,11 @@ from millstream.errors import CorruptionError
 from millstream.model.limits import STREAM_STEP_BYTES_MAX, STREAM_STEP_ITEMS_MAX
 from millstream.ports.disk import Disk, File
 from millstream.storage.core import records
-from millstream.storage.core.describing import cut_described
 from millstream.storage.core.records import (
     ENVELOPE_BYTES,
+    FRAME_BYTES_MIN,
+    FRAME_ENVELOPE,
+    FRAME_IN_BODY,
     Record,
     StoredChange,
     cut_changes,
@@ -50,6 +52,7 @@ from millstream.storage.core.segment import (
     directory_entries,
     find_entry,
 )
+from millstream.wire.frames import describe_kept
 
 __all__ = ["Place", "SegmentFiles", "Sizes", "live_records", "segment_name"]
 
@@ -65,6 +68,8 @@ LOOP_READ_BYTES_MAX: Final = 256 * 1024
 """Longer records are read and checked by threads even if they are in memory."""
 CHECK_BYTES: Final = 256 * 1024
 """Read at once while a checksum is computed: more costs fresh pages of memory each time."""
+COPIED_BYTES_MAX: Final = 64 * 1024
+"""A larger record is copied once, with its description; slices cost less for a small one."""
 
 
 _Cut = TypeVar("_Cut")
@@ -267,7 +272,7 @@ class SegmentFiles:
 
         `is_described`: each with its description in front.
         """
-        cut = cut_described if is_described else records.cut_frames
+        cut = _cut_described if is_described else records.cut_frames
         return self._chunks(number, columns, begin, end, skip, cut)
 
     def keys(self, number: int, columns: Columns, begin: int, end: int) -> list[bytes]:
@@ -415,3 +420,26 @@ class SegmentFiles:
             f"{self.describe(number)} is damaged at offset {offset}: {reason}; "
             "restore it from a replica or a backup"
         )
+
+
+def _cut_described(data: bytes, start: int, offsets: list[int], stops: list[int]) -> list[bytes]:
+    """Do what `records.cut_frames` does, for described frames (`wire.frames`). Hot path.
+
+    Lineage, sidecar and frame stand side by side in a record as behind a description's head.
+    """
+    cut: list[bytes] = []
+    add, unpack, check, describe = cut.append, FRAME_ENVELOPE.unpack_from, crc32, describe_kept
+    if start + len(data) < stops[-1]:
+        stops = stops[: bisect_right(stops, start + len(data))]
+    for offset, stop in zip(offsets, stops, strict=False):
+        at = offset - start
+        checksum, lineage_bytes, sidecar_bytes = unpack(data, at)
+        body: bytes | memoryview = data
+        if stop - offset > COPIED_BYTES_MAX:
+            body = memoryview(data)
+        body = body[at + 4 : stop - start]
+        kept = body[FRAME_IN_BODY:]
+        if check(body) != checksum or len(kept) < lineage_bytes + sidecar_bytes + FRAME_BYTES_MIN:
+            break
+        add(describe(kept, lineage_bytes, sidecar_bytes))
+    return cut

@@ -7,13 +7,14 @@ from dataclasses import replace
 import pytest
 from pyspark.sql import types as t
 
+from millstream.client.columns import Columns, cut_columns
 from millstream.client.extensions import DURABLE_MARK, LeaseHold
 from millstream.errors import RollbackRequiredError, StreamError, UnavailableError
 from millstream.pipelines.change_stream import control, reading
 from millstream.pipelines.change_stream.options import SourceOptions
 from millstream.pipelines.change_stream.ranges import RangeRead
 from millstream.pipelines.change_stream.schema import RowForm, row_form
-from millstream.wire.frames import mutation
+from millstream.wire.frames import deletion, mutation
 from support.pipelines.node_double import FalseClient, FalseNode, FalseRanges
 
 OPTIONS = SourceOptions(hosts="h", bucket="b")
@@ -256,3 +257,45 @@ def test_a_read_that_begins_beyond_what_there_still_is_must_roll_back(
     with pytest.raises(RollbackRequiredError) as refused:
         rows(reading.pinned_batches(OPTIONS, form, reads))
     assert refused.value.seqno == 2
+
+
+# -- which rows a read wants, by its options
+
+KEYS = ["a", "ab", "b", "\\xab", "\\x5c78"]
+
+
+def columns(*, has_deletions: bool = True) -> Columns:
+    frames = [
+        mutation(0, key, b"", n, 1, 1, 0, 0, 0)
+        for n, key in enumerate((b"a", b"ab", b"b", b"\xab", b"\\x"), 1)
+    ]
+    found = Columns()
+    cut_columns(
+        b"".join(frames) + (deletion(0, b"ab", 6, 1, 6, 0) if has_deletions else b""), found
+    )
+    return found
+
+
+@pytest.mark.parametrize(
+    ("prefix", "is_live_only", "wanted"),
+    [
+        ("", True, KEYS),
+        ("a", False, ["a", "ab", "ab"]),
+        ("ab", True, ["ab"]),
+        ("\\x", True, ["\\xab", "\\x5c78"]),
+        ("z", True, []),
+    ],
+)
+def test_rows_are_chosen_by_prefix_and_kind(
+    prefix: str, is_live_only: bool, wanted: list[str]
+) -> None:
+    rows = columns()
+    mask = reading._rows_wanted(rows, prefix, is_live_only=is_live_only)
+    assert mask is not None
+    kept = zip(rows.key, mask.to_pylist(), strict=True)
+    assert [key for key, is_kept in kept if is_kept] == wanted
+
+
+def test_no_mask_is_made_where_all_rows_are_wanted() -> None:
+    assert reading._rows_wanted(columns(), "", is_live_only=False) is None
+    assert reading._rows_wanted(columns(has_deletions=False), "", is_live_only=True) is None

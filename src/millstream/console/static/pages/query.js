@@ -21,7 +21,7 @@ export default function Query({ route }) {
   const tab = route.parts[0] || "views";
   return html`<h1>Query</h1>
     <${Shown} of=${buckets} what="the buckets">${(/** @type {any} */ found) => {
-      const names = found.buckets.filter((/** @type {any} */ one) => one.state === "ready").map((/** @type {any} */ one) => one.name);
+      const names = found.buckets.filter((/** @type {any} */ one) => one.state === "ready").map((/** @type {any} */ one) => one.name).sort((/** @type {string} */ a, /** @type {string} */ b) => Number(a.startsWith("_")) - Number(b.startsWith("_")));
       if (!names.length) return html`<${Empty} title="No buckets yet"><p><a href="#/documents">Create one on the page Documents.</a></p></${Empty}>`;
       const bucket = names.includes(route.query.bucket) ? route.query.bucket : names[0];
       const props = { bucket, query: route.query };

@@ -73,7 +73,7 @@ export function Confirm({ title, name, action, onSend, onClose, children }) {
   return html`<${FormDialog} title=${title} action=${action} onSend=${onSend} onClose=${onClose} isDangerous canSend=${typed === name}>
     ${children}
     <label class="field"><span>Type <strong class="name">${name}</strong> to confirm</span>
-      <input value=${typed} autocomplete="off" spellcheck="false" onInput=${(/** @type {any} */ event) => setTyped(event.currentTarget.value)} />
+      <input value=${typed} autocomplete="off" spellcheck=${false} onInput=${(/** @type {any} */ event) => setTyped(event.currentTarget.value)} />
     </label>
   </${FormDialog}>`;
 }

@@ -34,6 +34,19 @@ const THEME = EditorView.theme({
 });
 
 /**
+ * Typing over a selection. The browser would keep the colours of what it replaces by a style in the
+ * page, which the Content-Security-Policy forbids.
+ */
+const REPLACE = EditorView.domEventHandlers({
+  beforeinput: (/** @type {InputEvent} */ event, /** @type {any} */ view) => {
+    if (event.inputType !== "insertText" || !event.data || event.isComposing || view.state.readOnly || view.state.selection.main.empty) return false;
+    event.preventDefault();
+    view.dispatch(view.state.replaceSelection(event.data), { userEvent: "input.type", scrollIntoView: true });
+    return true;
+  },
+});
+
+/**
  * @param {object} props
  * @param {string} props.label
  * @param {string} props.value             a new value replaces the text
@@ -55,7 +68,7 @@ export function Editor({ label, value, onChange, language = "json", isReadOnly =
     const root = place.shadowRoot || place.attachShadow({ mode: "open" });
     const lines = [
       lineNumbers(), foldGutter(), history(), drawSelection(), indentOnInput(), bracketMatching(), highlightActiveLine(),
-      syntaxHighlighting(COLOURED), THEME, EditorView.lineWrapping,
+      syntaxHighlighting(COLOURED), THEME, REPLACE, EditorView.lineWrapping,
       keymap.of([{ key: "Mod-s", run: () => (calls.current.onSave?.(), true) }, ...defaultKeymap, ...historyKeymap, ...foldKeymap, indentWithTab]),
       writable.current.of([EditorState.readOnly.of(isReadOnly), EditorView.editable.of(!isReadOnly)]),
       EditorView.contentAttributes.of({ "aria-label": label, tabindex: "0" }),

@@ -19,7 +19,7 @@ export function Field({ label, value, onInput, type = "text", hint, placeholder,
   return html`<label class="field"><span>${label}</span>
     ${choices
       ? html`<select value=${value} onChange=${take} ...${more}>${choices.map((one) => html`<option value=${Array.isArray(one) ? one[0] : one}>${Array.isArray(one) ? one[1] : one}</option>`)}</select>`
-      : html`<input type=${type} value=${value} placeholder=${placeholder} onInput=${take} autocomplete="off" spellcheck="false" ...${more} />`}
+      : html`<input type=${type} value=${value} placeholder=${placeholder} onInput=${take} autocomplete="off" spellcheck=${false} ...${more} />`}
     ${hint && html`<small>${hint}</small>`}
   </label>`;
 }

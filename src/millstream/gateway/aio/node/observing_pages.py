@@ -32,6 +32,7 @@ from millstream.access.users import Right
 from millstream.errors import AccessError, MillstreamError, UnavailableError, UsageError
 from millstream.gateway.aio.answers import NODE_API, STILL, USER, answer, require
 from millstream.gateway.aio.describing import takes
+from millstream.gateway.aio.node.security_pages import certificates
 from millstream.gateway.aio.streaming import WhileThere, send_pieces, stream
 from millstream.gateway.core.api.node import CommonNodeApi, NodeMetrics
 from millstream.gateway.core.health import Reason, health_of, state_of
@@ -59,6 +60,9 @@ PARTITIONS_A_SECOND: Final = 256
 """Partitions whose figures are read in a second: some 0.6 ms. Until its bucket is read again, a
 sample repeats a figure."""
 WALK_EVERY_S_MAX: Final = 60
+CERTIFICATES_EVERY_S: Final = 3_600.0
+CERTIFICATES_AGAIN_S: Final = 60.0
+"""Pause before a listener is asked again that did not show its certificate."""
 TOPICS: Final = ("samples", "health", "cluster", "logs")
 _NODE: Final = {
     "loop_lag_worst_ms": "loop_lag_ms",
@@ -94,6 +98,8 @@ class Observer:
         self._walked: dict[Key, float] = {}
         """Figures of the buckets, as of the last walk over them."""
         self._turn = asyncio.Lock()
+        self._ends: dict[str, int | None] = {}
+        self._certificates_until_s = 0.0
         self.is_over = False
         self.samples = Samples()
         self.last: dict[str, Any] = {}
@@ -192,7 +198,22 @@ class Observer:
         status, error = await self.cluster()
         if not self.metrics.node:
             await self._walk()
-        return health_of(self._api.bucket_statuses(), self.metrics, status, error)
+        return health_of(
+            self._api.bucket_statuses(), self.metrics, status, error,
+            certificates=await self._certificates(), now_ms=time.time_ns() // 10**6,
+        )  # fmt: skip
+
+    async def _certificates(self) -> Mapping[str, int | None]:
+        """Return when the certificate of each listener ends, as last looked at."""
+        async with self._turn:
+            if time.monotonic() >= self._certificates_until_s:
+                self._ends = {
+                    one["listener"]: one["ends_ms"] for one in await certificates(self._api)
+                }
+                is_known = None not in self._ends.values()
+                every_s = CERTIFICATES_EVERY_S if is_known else CERTIFICATES_AGAIN_S
+                self._certificates_until_s = time.monotonic() + every_s
+            return self._ends
 
 
 OBSERVER: Final = web.AppKey("observer", Observer)

@@ -47,7 +47,7 @@ export function Shell({ say }) {
         : html`<p class="muted">Type a command, such as <code>VDS /</code>, <code>LIST /app</code> or <code>LOCK WRITE /app/a</code>. Locks that are taken here are released when nothing was said for two minutes.</p>`}
     </div>
     <form class="row" onSubmit=${send}>
-      <label class="field grow"><span>Command</span><input class="mono" value=${line} autocomplete="off" spellcheck="false" onInput=${(/** @type {any} */ event) => setLine(event.currentTarget.value)} onKeyDown=${recall} /></label>
+      <label class="field grow"><span>Command</span><input class="mono" value=${line} autocomplete="off" spellcheck=${false} onInput=${(/** @type {any} */ event) => setLine(event.currentTarget.value)} onKeyDown=${recall} /></label>
       <button class="primary" disabled=${isBusy || !line.trim()}>${isBusy ? "Please wait" : "Send"}</button>
     </form>
   </section>`;

@@ -38,8 +38,8 @@ async function readDocument(bucket, id, revision, signal) {
   return { leaves, known, other: isLeaf ? null : await ask({ rev: revision }) };
 }
 
-/** @param {{bucket: string, id: string, revision: string}} props  id: "" for a new document; revision: "" for the winner */
-export function Document({ bucket, id, revision }) {
+/** @param {{bucket: string, id: string, revision: string, canWrite: boolean}} props  id: "" for a new document; revision: "" for the winner */
+export function Document({ bucket, id, revision, canWrite }) {
   const document = useResource(id ? documentPath(bucket, id) + revision : null, { read: (signal) => readDocument(bucket, id, revision, signal) });
   if (!id) return html`<${Create} bucket=${bucket} />`;
   if (document.error?.status === 404) {
@@ -53,9 +53,9 @@ export function Document({ bucket, id, revision }) {
     return html`
       <p><span class="mono wrap">${shown._rev}</span> <${State} shown=${shown} winner=${winner} leaves=${leaves} /></p>
       ${live.length > 1 && html`<p class="stale" role="status">This document has ${live.length} versions that were written apart. Choose one under Revisions.</p>`}
-      <${Content} key=${shown._rev} bucket=${bucket} id=${id} shown=${shown} canSave=${isWinner || live.includes(shown)} onSaved=${(/** @type {string} */ saved) => (revision && saved ? go(["documents", bucket, "doc", id]) : document.refresh())} />
-      <${Revisions} bucket=${bucket} id=${id} leaves=${leaves} known=${known} shown=${shown._rev} onChanged=${document.refresh} />
-      <${Attachments} bucket=${bucket} id=${id} shown=${shown} canChange=${live.includes(shown)} onChanged=${document.refresh} />`;
+      <${Content} key=${shown._rev} bucket=${bucket} id=${id} shown=${shown} canSave=${canWrite && (isWinner || live.includes(shown))} onSaved=${(/** @type {string} */ saved) => (revision && saved ? go(["documents", bucket, "doc", id]) : document.refresh())} />
+      <${Revisions} bucket=${bucket} id=${id} leaves=${leaves} known=${known} shown=${shown._rev} canWrite=${canWrite} onChanged=${document.refresh} />
+      <${Attachments} bucket=${bucket} id=${id} shown=${shown} canChange=${canWrite && live.includes(shown)} onChanged=${document.refresh} />`;
   }}</${Shown}>`;
 }
 
@@ -134,8 +134,8 @@ function Content({ bucket, id, shown, canSave, onSaved }) {
       <button type="button" class="primary" disabled=${Boolean(fault) || isSaving || (text === first && shown)} onClick=${() => save(shown?._rev)}>${isSaving ? "Saving" : "Save"}</button>
       <${Field} label="Durability" value=${isFast ? "fast" : ""} onInput=${(/** @type {string} */ value) => setFast(value === "fast")} choices=${[["", "answer once it is on disk"], ["fast", "answer at once, write soon"]]} />
       <span class="grow"></span>
-      ${shown && html`<button type="button" onClick=${download}>Download</button><button type="button" class="danger" onClick=${() => setDeleting(true)}>Delete</button>`}
-    </div>` : html`<p class="muted">This is not a current revision, so it is only shown.</p>`}
+      ${shown && !shown._deleted && html`<button type="button" onClick=${download}>Download</button><button type="button" class="danger" onClick=${() => setDeleting(true)}>Delete</button>`}
+    </div>` : html`<p class="muted">It is only shown: this is an old revision, or you have no right to write here.</p>`}
     ${isDeleting && html`<${Confirm} title="Delete this document?" name=${id} action="Delete document" onSend=${remove} onClose=${() => setDeleting(false)}>
       <p>Readers of the stream see the deletion. Other versions of a conflict stay.</p></${Confirm}>`}
   </section>`;

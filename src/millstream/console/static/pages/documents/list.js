@@ -3,6 +3,7 @@
 import { get, pathOf, queryOf, useResource } from "../../lib/api.js";
 import { bytes, whole } from "../../lib/format.js";
 import { html, useCallback, useEffect, useRef, useState } from "../../lib/html.js";
+import { may } from "../../lib/rights.js";
 import { go, linkTo, setQuery } from "../../lib/routes.js";
 import { Check, Field, toast } from "../../parts/form.js";
 import { Empty, ErrorBox, Loading, Shown } from "../../parts/states.js";
@@ -37,8 +38,8 @@ export function List({ bucket, query, session }) {
   };
   return html`
     <div class="title"><h1 class="name" dir="auto">${bucket}</h1><div class="row last">
-      <a class="button primary" href=${linkTo(["documents", bucket, "new"])}>New document</a>
-      <a class="button" href=${linkTo(["documents", bucket, "import"])}>Import</a>
+      ${may(session, "write", bucket) && html`<a class="button primary" href=${linkTo(["documents", bucket, "new"])}>New document</a>
+        <a class="button" href=${linkTo(["documents", bucket, "import"])}>Import</a>`}
       ${saving ? html`<button type="button" onClick=${() => saving.stop.abort()}>Stop the export (${whole(saving.written)})</button>`
         : html`<button type="button" onClick=${save}>Export</button>`}
       <${BucketActions} bucket=${bucket} session=${session} />
@@ -55,7 +56,7 @@ export function List({ bucket, query, session }) {
       <${Check} label="Backwards" isOn=${Boolean(query.down)} onChange=${(/** @type {boolean} */ isOn) => setQuery({ down: isOn ? "1" : "" })} />
       <${Check} label="Show contents" isOn=${Boolean(query.full)} onChange=${(/** @type {boolean} */ isOn) => setQuery({ full: isOn ? "1" : "" })} />
     </div>
-    <${Rows} key=${JSON.stringify([query.prefix, query.from, query.to, query.down, query.full])} bucket=${bucket} query=${query} />`;
+    <${Rows} key=${JSON.stringify([query.prefix, query.from, query.to, query.down, query.full])} bucket=${bucket} query=${query} canWrite=${may(session, "write", bucket)} />`;
 }
 
 /** A field that waits until typing pauses. @param {{label: string, value: string, onChange: (value: string) => void}} props */
@@ -70,8 +71,8 @@ function Typed({ label, value, onChange }) {
   return html`<${Field} label=${label} value=${text} onInput=${setText} />`;
 }
 
-/** @param {{bucket: string, query: Record<string, string>}} props  its key is the query: a new query begins anew */
-function Rows({ bucket, query }) {
+/** @param {{bucket: string, query: Record<string, string>, canWrite: boolean}} props  its key is the query: a new query begins anew */
+function Rows({ bucket, query, canWrite }) {
   const [rows, setRows] = useState(/** @type {any[]} */ ([]));
   const [isWhole, setWhole] = useState(false);
   const [error, setError] = useState(/** @type {any} */ (null));
@@ -95,7 +96,7 @@ function Rows({ bucket, query }) {
   if (!rows.length && !isWhole) return html`<${Loading} what="documents" rows=${8} />`;
   if (!rows.length) {
     return html`<div class="panel"><${Empty} title="No documents here">
-      <p>${query.prefix || query.from || query.to ? "Try another range." : html`<a href=${linkTo(["documents", bucket, "new"])}>Write the first one</a>, or <a href=${linkTo(["documents", bucket, "import"])}>import a file</a>.`}</p>
+      <p>${query.prefix || query.from || query.to ? "Try another range." : canWrite && html`<a href=${linkTo(["documents", bucket, "new"])}>Write the first one</a>, or <a href=${linkTo(["documents", bucket, "import"])}>import a file</a>.`}</p>
     </${Empty}></div>`;
   }
   const columns = [

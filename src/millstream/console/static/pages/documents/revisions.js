@@ -71,9 +71,10 @@ export function layOut(leaves) {
  * @param {any[]} props.leaves
  * @param {Record<string, string>} props.known  revision -> "available", "missing" or "deleted"
  * @param {string} props.shown                  the revision that is shown
+ * @param {boolean} props.canWrite
  * @param {() => void} props.onChanged
  */
-export function Revisions({ bucket, id, leaves, known, shown, onChanged }) {
+export function Revisions({ bucket, id, leaves, known, shown, canWrite, onChanged }) {
   const [chosen, setChosen] = useState(/** @type {any} */ (null));
   const winner = winnerOf(leaves);
   const live = leaves.filter((one) => !one._deleted);
@@ -89,7 +90,7 @@ export function Revisions({ bucket, id, leaves, known, shown, onChanged }) {
   const columns = [
     { name: "Revision", show: (/** @type {any} */ row) => html`<span class="mono">${shortRevision(row._rev)}</span>` },
     { name: "State", show: (/** @type {any} */ row) => (row._deleted ? html`<${Badge} kind="plain">deleted</${Badge}>` : row === winner ? html`<${Badge} kind="good">current</${Badge}>` : html`<${Badge} kind="warn">conflict</${Badge}>`) },
-    { name: "Resolve", show: (/** @type {any} */ row) => live.length > 1 && !row._deleted && html`<button type="button" onClick=${() => setChosen(row)}>Keep this one</button>` },
+    ...(canWrite && live.length > 1 ? [{ name: "Resolve", show: (/** @type {any} */ row) => !row._deleted && html`<button type="button" onClick=${() => setChosen(row)}>Keep this one</button>` }] : []),
   ];
   return html`<section class="panel">
     <header><h2>Revisions</h2><span class="muted">${counted(leaves.length, "branch", "branches")}, ${counted(live.length, "live version")}</span></header>

@@ -70,7 +70,7 @@ function Rows({ bucket, rows, members }) {
   const columns = [
     { name: "Key", show: (/** @type {any} */ row) => html`<bdi class="mono">${cell(row.key)}</bdi>` },
     ...(members.length
-      ? members.map((name) => ({ name, isNumber: true, sort: (/** @type {any} */ row) => row.value[name], show: (/** @type {any} */ row) => shown(row.value[name]) }))
+      ? members.map((name) => ({ name, isNumber: rows.every((row) => typeof row.value[name] === "number"), sort: (/** @type {any} */ row) => row.value[name], show: (/** @type {any} */ row) => shown(row.value[name]) }))
       : [{ name: "Value", isNumber, sort: isNumber ? (/** @type {any} */ row) => row.value : undefined, show: (/** @type {any} */ row) => shown(row.value) }]),
     ...("id" in rows[0] ? [{ name: "Document", show: (/** @type {any} */ row) => html`<a href=${linkTo(["documents", bucket, "doc", row.id])}><bdi class="mono">${row.id}</bdi></a>` }] : []),
     ...("doc" in rows[0] ? [{ name: "Content", show: (/** @type {any} */ row) => html`<bdi class="mono">${cell(row.doc)}</bdi>` }] : []),

@@ -46,7 +46,8 @@ export function Views({ bucket, query }) {
 function faultOf(text, isList = false) {
   if (!text) return undefined;
   try {
-    return isList && !Array.isArray(JSON.parse(text)) ? "Write a list: [1, 2]" : undefined;
+    const value = JSON.parse(text);
+    return isList && !Array.isArray(value) ? "Write a list: [1, 2]" : undefined;
   } catch {
     return 'Write JSON: "text", 12, ["a", 1]';
   }

@@ -1,6 +1,6 @@
 // @ts-check
 /** Users: add, change their rights or password, remove. */
-import { del, pathOf, post, put, useResource } from "../../lib/api.js";
+import { del, get, pathOf, post, put, useResource } from "../../lib/api.js";
 import { html, useState } from "../../lib/html.js";
 import { Confirm, FormDialog } from "../../parts/dialog.js";
 import { Check, Field, toast } from "../../parts/form.js";
@@ -52,17 +52,18 @@ function UserDialog({ user, isFirst, onClose, onDone }) {
   const roles = rolesOf(text);
   const wrong = roles.find((role) => !ROLE.test(role));
   const send = async () => {
-    const body = { password, roles: [...(isAdmin ? [ADMIN] : []), ...roles] };
-    await (user ? put(pathOf("_millstream", "users", name), body) : post("/_millstream/users", { name, ...body }));
+    const body = { roles: [...(isAdmin ? [ADMIN] : []), ...roles], password: password || undefined };
+    const path = pathOf("_users", `org.couchdb.user:${name}`);
+    await (user ? put(path, { ...await get(path), ...body }) : post("/_millstream/users", { name, ...body }));
     toast(user ? `Changed the user ${name}.` : `Added the user ${name}.`);
     onDone();
     if (isFirst) location.reload();
   };
-  const names = buckets.data?.buckets.map((/** @type {any} */ one) => one.name) || [];
-  const example = names[0] || "shop";
-  return html`<${FormDialog} title=${user ? `Change ${name}` : "Add user"} action=${user ? "Change" : "Add"} onSend=${send} onClose=${onClose} canSend=${Boolean(name && password) && !wrong}>
+  const names = (buckets.data?.buckets || []).map((/** @type {any} */ one) => one.name);
+  const example = names.find((/** @type {string} */ one) => !one.startsWith("_")) || "shop";
+  return html`<${FormDialog} title=${user ? `Change ${name}` : "Add user"} action=${user ? "Change" : "Add"} onSend=${send} onClose=${onClose} canSend=${Boolean(name && (user || password)) && !wrong}>
     ${!user && html`<${Field} label="Name" value=${name} onInput=${setName} more=${{ autocomplete: "off" }} />`}
-    <${Field} label=${user ? "New password" : "Password"} type="password" value=${password} onInput=${setPassword} more=${{ autocomplete: "new-password" }} hint=${user ? "The node keeps no passwords: a change of rights needs one, too." : ""} />
+    <${Field} label=${user ? "New password" : "Password"} type="password" value=${password} onInput=${setPassword} more=${{ autocomplete: "new-password" }} placeholder=${user ? "as it is" : ""} />
     <${Check} label="Administrator: may do everything" isOn=${isAdmin} onChange=${setAdmin} hint=${isFirst ? "The first user has to be one." : ""} />
     <${Field} label="Rights" value=${text} onInput=${setText} placeholder=${`read:${example}, write:${example}`}
       hint=${wrong ? `${wrong} is no right. Write RIGHT:BUCKET with RIGHT one of ${RIGHTS.join(", ")}.` : `RIGHT:BUCKET with commas between them; RIGHT is one of ${RIGHTS.join(", ")}; * is any bucket. group:NAME names a group.`} />

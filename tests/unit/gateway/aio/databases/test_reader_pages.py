@@ -1,0 +1,49 @@
+"""Who reads a bucket, as told over HTTP."""
+
+import pytest
+
+from millstream.gateway.aio.answers import NODE_API
+from millstream.gateway.aio.databases.reader_pages import kind_of
+from millstream.gateway.core.api.node import LeaseShown, ReaderStatus, StreamAt
+
+PATH = "/_millstream/buckets/orders/readers"
+
+
+@pytest.fixture
+def host(client, monkeypatch):
+    host = client.app[NODE_API]
+    streams = [StreamAt(0, "in-memory", 5, 0), StreamAt(3, "backfilling", 2, 7)]
+    name = "millstream:index:orders:1"
+
+    async def readers(_):
+        return [ReaderStatus(name, "127.0.0.1:9", "", 12, 99, streams)]
+
+    monkeypatch.setattr(host, "readers", readers, raising=False)
+    leases = [LeaseShown(0xAB, 12.5, {3: 4})]
+    monkeypatch.setattr(host, "leases", lambda _: leases, raising=False)
+    return host
+
+
+@pytest.mark.usefixtures("host")
+async def test_readers_and_leases_are_told(client, body):
+    found = await body(await client.get(PATH))
+    (reader,) = found["readers"]
+    assert (reader["kind"], reader["lag"], reader["bytes_waiting"]) == ("index", 7, 12)
+    assert reader["streams"][1] == {
+        "partition": 3, "state": "backfilling", "sent_seqno": 2, "lag": 7,
+    }  # fmt: skip
+    assert found["leases"] == [
+        {"lease": f"{0xAB:016x}", "seconds_left": 12.5, "holds": [{"partition": 3, "seqno": 4}]}
+    ]
+
+
+async def test_only_administrators_are_told(guarded, body, bob):
+    await body(await guarded.get(PATH), 401)
+    await body(await guarded.get(PATH, headers=bob), 403)
+
+
+def test_a_name_tells_what_a_reader_is():
+    assert kind_of("millstream:replication:a->b:orders") == "copy"
+    assert kind_of("millstream-consumer-1") == "consumer"
+    assert kind_of("millstream-bulk-1") == "bulk"
+    assert kind_of("<script>") == "other"
