@@ -1,7 +1,8 @@
 """Pictures of each page of the console, light and dark: `make screenshots`.
 
-A node gets a day of flights, an index, a conflict, an attachment, a lock; a cluster of three nodes
-has a page of its own. Look at each picture: what a designer would not ship is mended, not shown.
+A node gets some days of flights, an index, a replication, a conflict, an attachment; a cluster of
+three nodes has a page of its own. Look at each picture: what a designer would not ship is mended,
+not shown.
 
 Invariants:
 1. A picture is a PNG of less than 150 kB in docs/console/, NAME-THEME.png.
@@ -50,8 +51,8 @@ _PAGES: Final = {
     "documents": "documents/flights",
     "document": "documents/flights/doc/conflict",
     "import": "documents/flights/import",
-    "query": "query/flights",
-    "streams": "streams/flights",
+    "query": "query/views?bucket=flights&view=delays/by_carrier&group=1&as=bars",
+    "streams": "streams/readers?bucket=flights",
     "pipelines": "pipelines",
     "sites": "sites",
     "coordination": "coordination",
@@ -73,6 +74,9 @@ def _fill(node: NodeProcess) -> None:
         at += rate
         time.sleep(1)
     done(node, "GET", "/flights/_design/delays/_view/by_carrier?group_level=1")
+    done(node, "PUT", "/archive?q=4")
+    copied = {"source": "flights", "target": "archive", "continuous": True}
+    done(node, "POST", "/_replicator", {"_id": "copy-of-flights", **copied})
     _conflict(node, {key: value for key, value in docs[0].items() if key != "_id"})
 
 

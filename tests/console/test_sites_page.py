@@ -7,6 +7,7 @@ from playwright.sync_api import expect
 from support.console.console import WAIT_MS, Console
 from support.http.http_calls import call, done
 from support.node.node_process import NodeProcess
+from support.node.waiting import until
 
 _TO = re.compile("^To")
 
@@ -67,3 +68,39 @@ def test_why_a_job_crashed_is_shown_and_no_password(
     page.get_by_role("dialog").get_by_role("button", name="Change").click()
     expect(page.get_by_role("dialog")).to_have_count(0, timeout=WAIT_MS)
     assert done(node, "GET", f"/_replicator/{job}")["target"] == target
+
+
+def test_a_finished_job_runs_again_and_one_without_a_document_is_stopped(
+    console: Console, node: NodeProcess, bucket: str
+) -> None:
+    job, copy = f"once-{bucket}", f"{bucket}-copy"
+    done(node, "PUT", f"/{copy}?q=4")
+    done(node, "PUT", f"/_replicator/{job}", {"source": bucket, "target": copy})
+    page = console.open(f"sites?job={job}")
+    row = console.row("Replications", job)
+    expect(row).to_contain_text("completed", timeout=WAIT_MS)
+    done(node, "PUT", f"/{bucket}/later", {"delay": 2})
+    page.get_by_role("button", name="Run again").click()
+    until(lambda: call(node, "GET", f"/{copy}/later")[0] == 200)
+    expect(row).to_contain_text("completed", timeout=WAIT_MS)
+
+    forever = {"source": copy, "target": bucket, "continuous": True}
+    name = done(node, "POST", "/_replicate", forever)["_local_id"][:12]
+    console.row("Replications", name).get_by_role("link").click()
+    page.get_by_role("button", name="Stop", exact=True).click()
+    console.confirm(name, "Stop")
+    expect(console.row("Replications", name)).to_have_count(0, timeout=WAIT_MS)
+
+
+def test_a_job_that_names_no_databases_is_shown(
+    console: Console, node: NodeProcess, bucket: str
+) -> None:
+    job = f"impossible-{bucket}"
+    stored = {"source": bucket, "target": f"{bucket}-copy", "filter": "nothing"}
+    done(node, "PUT", f"/_replicator/{job}", stored)
+    page = console.open(f"sites?job={job}")
+    expect(console.row("Replications", job)).to_contain_text("unknown", timeout=WAIT_MS)
+    expect(page.get_by_role("alert")).to_contain_text("It failed. Invalid filter")
+    page.get_by_role("button", name="Stop and remove").click()
+    console.confirm(job, "Stop")
+    expect(console.row("Replications", job)).to_have_count(0, timeout=WAIT_MS)

@@ -15,8 +15,11 @@ const TABS = [["views", "Views"], ["find", "Find"], ["designs", "Design document
 /** What belongs to one bucket only: another bucket begins without it. */
 const OF_BUCKET = { view: "", design: "", find: "", key: "", keys: "", startkey: "", endkey: "", skip: "" };
 
+/** Whether a user may change design documents and indexes. @param {import("../app.js").Session} session  @param {string} bucket */
+const mayDesign = (session, bucket) => session.isAdmin || [`design:${bucket}`, "design:*"].some((role) => session.roles.includes(role));
+
 /** `#/query/TAB?bucket=B`, and what is asked for. @param {import("../app.js").PageProps} props */
-export default function Query({ route }) {
+export default function Query({ route, session }) {
   const buckets = useResource("/_millstream/buckets", { every: 10_000 });
   const tab = route.parts[0] || "views";
   return html`<h1>Query</h1>
@@ -24,7 +27,7 @@ export default function Query({ route }) {
       const names = found.buckets.filter((/** @type {any} */ one) => one.state === "ready").map((/** @type {any} */ one) => one.name).sort((/** @type {string} */ a, /** @type {string} */ b) => Number(a.startsWith("_")) - Number(b.startsWith("_")));
       if (!names.length) return html`<${Empty} title="No buckets yet"><p><a href="#/documents">Create one on the page Documents.</a></p></${Empty}>`;
       const bucket = names.includes(route.query.bucket) ? route.query.bucket : names[0];
-      const props = { bucket, query: route.query };
+      const props = { bucket, query: route.query, canDesign: mayDesign(session, bucket) };
       return html`<div class="row"><${Field} label="Bucket" value=${bucket} choices=${names} onInput=${(/** @type {string} */ value) => setQuery({ ...OF_BUCKET, bucket: value })} /></div>
         <${Tabs} label="Ways to query" path=${["query"]} tabs=${TABS} now=${tab} query=${{ bucket }} />
         ${tab === "find" ? html`<${Find} key=${bucket} ...${props} />`

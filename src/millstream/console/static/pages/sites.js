@@ -1,7 +1,7 @@
 // @ts-check
 /** Sites: replications as a graph of databases and as a table; start, stop and change their jobs. */
 import { useResource } from "../lib/api.js";
-import { counted, short, whole } from "../lib/format.js";
+import { counted, short, UNKNOWN, whole } from "../lib/format.js";
 import { html, useRef, useState } from "../lib/html.js";
 import { linkTo } from "../lib/routes.js";
 import { Badge, Empty, Shown } from "../parts/states.js";
@@ -35,8 +35,8 @@ export default function Sites({ route }) {
 
 const COLUMNS = [
   { name: "Job", sort: (/** @type {any} */ job) => job.doc_id || job.id, show: (/** @type {any} */ job) => html`<bdi class="mono">${job.doc_id || job.id.slice(0, 12)}</bdi>` },
-  { name: "From", sort: (/** @type {any} */ job) => job.source, show: (/** @type {any} */ job) => html`<bdi class="mono place">${job.source}</bdi>` },
-  { name: "To", sort: (/** @type {any} */ job) => job.target, show: (/** @type {any} */ job) => html`<bdi class="mono place">${job.target}</bdi>` },
+  { name: "From", sort: (/** @type {any} */ job) => job.source, show: (/** @type {any} */ job) => html`<bdi class="mono place">${job.source ?? UNKNOWN}</bdi>` },
+  { name: "To", sort: (/** @type {any} */ job) => job.target, show: (/** @type {any} */ job) => html`<bdi class="mono place">${job.target ?? UNKNOWN}</bdi>` },
   { name: "State", sort: (/** @type {any} */ job) => job.state, show: (/** @type {any} */ job) => html`<${Badge} kind=${KINDS[job.state] || "plain"}>${job.state}</${Badge}>` },
   { name: "Lag", isNumber: true, sort: lagOf, show: (/** @type {any} */ job) => (lagOf(job) === null ? whole(null) : counted(/** @type {number} */ (lagOf(job)), "change")) },
   { name: "Rate", isNumber: true, sort: (/** @type {any} */ job) => job.info.docs_written, show: (/** @type {any} */ job) => (job.state === "running" ? `${short(job.rate)}${job.rate === null ? "" : "/s"}` : "–") },

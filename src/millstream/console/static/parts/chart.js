@@ -74,6 +74,7 @@ function optionsOf(/** @type {HTMLElement} */ place, /** @type {Series[]} */ ser
   return {
     width: place.clientWidth || 300,
     height,
+    padding: isSpark ? undefined : [null, 36, null, null],
     legend: { show: !isSpark },
     cursor: { show: !isSpark, drag: { setScale: false } },
     scales: { x: isNamed ? { time: false, range: (/** @type {any} */ _, /** @type {number} */ first, /** @type {number} */ last) => [first - 0.5, last + 0.5] } : { time: true }, y: { range: (/** @type {any} */ _, /** @type {number} */ min, /** @type {number} */ max) => [Math.min(0, min ?? 0), (max || 1) * 1.05] } },

@@ -186,16 +186,20 @@ class _Answer:
         is_heavy = _is_heavy(frames)
         if is_heavy:
             hold_copies(sum(map(len, frames)))
-        candidates = self._maker.candidates
+        candidates, turns = self._maker.candidates, Turns()
         found = await beside(candidates, frames) if is_heavy else candidates(frames)
         for one in found:
             await prepare(one.document)
         if is_heavy and self._passes is None and self._text_of is None:
             return await beside(self._maker.rows_of, found)
-        passing = [one.leaves(all_docs=self._query.all_docs) for one in found]
+        passing, texts = list[Sequence[Leaf]](), list[Sequence[TextPiece]]()
+        for one in found:
+            await turns.give()
+            passing.append(one.leaves(all_docs=self._query.all_docs))
+            if self._passes is not None:
+                texts += map(one.pieces, passing[-1])
+        await turns.give()
         if self._passes is not None:
-            pairs = zip(found, passing, strict=True)
-            texts = [one.pieces(leaf) for one, those in pairs for leaf in those]
             verdicts = iter(await self._passes(texts) if texts else [])
             passing = [[leaf for leaf in those if next(verdicts)] for those in passing]
         if self._text_of is None:

@@ -5,7 +5,7 @@ Elsewhere: buckets (`bucket_pages`), users (`user_pages`), log-in (`session_page
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
 from aiohttp import web
@@ -20,8 +20,10 @@ from prometheus_client.registry import Collector
 
 from millstream.errors import AccessError
 from millstream.gateway.aio.answers import NODE_API, USER, answer, require
-from millstream.gateway.core.api.node import NodeApi
+from millstream.gateway.aio.parsing import beside
+from millstream.gateway.core.api.node import NodeMetrics
 from millstream.kv.core.statistics import BUCKET_FIGURES, NODE_FIGURES, Figure, Histogram
+from millstream.runtime.pace import Turns
 from millstream.version import __version__
 
 __all__ = ["routes"]
@@ -74,22 +76,26 @@ async def _node(request: web.Request) -> web.Response:
     )
 
 
-class _NodeCollector(Collector):
-    """The node's figures in the form of the Prometheus library."""
+class _Collected(Collector):
+    """Metrics in the form of the Prometheus library."""
 
-    def __init__(self, api: NodeApi) -> None:
-        self._api = api
+    def __init__(self, metrics: Iterable[Metric]) -> None:
+        self._metrics = metrics
 
-    def collect(self) -> Iterator[Metric]:
-        """Yield every metric with its present value."""
-        metrics = self._api.metrics()
-        for name, value in metrics.node.items():
-            kind = CounterMetricFamily if name.endswith("_total") else GaugeMetricFamily
-            yield kind(f"millstream_{name}", NODE_FIGURES[name], value)
-        for name, meaning in BUCKET_FIGURES.items():
-            found = {b: f[name] for b, f in metrics.buckets.items() if name in f}
-            if found:
-                yield _bucket_family(name, meaning, found)
+    def collect(self) -> Iterable[Metric]:
+        """Return every metric with its value."""
+        return self._metrics
+
+
+def _families(metrics: NodeMetrics) -> Iterator[Metric]:
+    """Yield every metric with its present value."""
+    for name, value in metrics.node.items():
+        kind = CounterMetricFamily if name.endswith("_total") else GaugeMetricFamily
+        yield kind(f"millstream_{name}", NODE_FIGURES[name], value)
+    for name, meaning in BUCKET_FIGURES.items():
+        found = {b: f[name] for b, f in metrics.buckets.items() if name in f}
+        if found:
+            yield _bucket_family(name, meaning, found)
 
 
 def _bucket_family(name: str, meaning: str, found: dict[str, Figure]) -> Metric:
@@ -117,10 +123,13 @@ def _bucket_family(name: str, meaning: str, found: dict[str, Figure]) -> Metric:
 
 async def _metrics(request: web.Request) -> web.Response:
     require(request, "admin")
-    registry = CollectorRegistry(auto_describe=False)
-    registry.register(_NodeCollector(request.app[NODE_API]))
+    registry, families, turns = CollectorRegistry(auto_describe=False), list[Metric](), Turns()
+    for family in _families(request.app[NODE_API].metrics()):
+        families.append(family)
+        await turns.give()
+    registry.register(_Collected(families))
     return web.Response(
-        body=generate_latest(registry),
+        body=await beside(generate_latest, registry),
         headers={"Content-Type": "text/plain; version=0.0.4; charset=utf-8"},
     )
 

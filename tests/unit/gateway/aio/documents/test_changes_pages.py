@@ -92,6 +92,25 @@ async def test_rows_go_in_steps(client, bucket, body, monkeypatch):
     assert found["last_seq"] == found["results"][-1]["seq"]
 
 
+async def test_a_feed_that_is_filtered_gives_way_after_each_document(
+    client, bucket, body, monkeypatch
+):
+    given = []
+
+    class Counted(changes_pages.Turns):
+        async def give(self):
+            given.append(self)
+            await super().give()
+
+    monkeypatch.setattr(changes_pages, "Turns", Counted)
+    bucket.write(0, "abcdefg")
+    bucket.flush()
+    selector = {"json": {"selector": {"_id": {"$gt": "b"}}}}
+    found = await body(await client.post(URL + "?filter=_selector", **selector))
+    assert [row["id"] for row in found["results"]] == list("cdefg")
+    assert len(given) >= 7
+
+
 async def test_descending_is_the_same_in_reverse(client, bucket, body, monkeypatch):
     bucket.write(0, "abc")
     forth = (await body(await client.get(URL)))["results"]

@@ -1,5 +1,8 @@
+import threading
+
 from millstream import __version__
 from millstream.gateway.aio.answers import NODE_API
+from millstream.gateway.aio.node import node_pages
 from millstream.gateway.core.api.node import BucketStatus
 
 
@@ -50,3 +53,17 @@ async def test_metrics_are_text_for_prometheus(client):
         'millstream_refused_total{bucket="orders",status="locked"} 2.0',
     ):
         assert line in text.splitlines()
+
+
+async def test_the_text_of_metrics_which_grows_with_buckets_is_made_beside_the_loop(
+    client, monkeypatch
+):
+    make, threads = node_pages.generate_latest, []
+
+    def made(registry):
+        threads.append(threading.current_thread())
+        return make(registry)
+
+    monkeypatch.setattr(node_pages, "generate_latest", made)
+    assert (await client.get("/_metrics")).status == 200
+    assert threading.current_thread() not in threads

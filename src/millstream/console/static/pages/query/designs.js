@@ -24,22 +24,22 @@ const REDUCE = "function (keys, values, rereduce) {\n  return sum(values);\n}";
 /** Members that have fields of their own. */
 const OWN = new Set(["_id", "_rev", "language", "views"]);
 
-/** @param {{bucket: string, query: Record<string, string>}} props */
-export function Designs({ bucket, query }) {
+/** @param {{bucket: string, query: Record<string, string>, canDesign: boolean}} props */
+export function Designs({ bucket, query, canDesign }) {
   const designs = useResource(`${pathOf(bucket, "_design_docs")}?include_docs=true`);
   return html`<${Shown} of=${designs} what="the design documents">${(/** @type {any} */ { rows }) => {
     const docs = rows.map((/** @type {any} */ row) => row.doc).filter((/** @type {any} */ doc) => doc.language !== "query");
     const names = docs.map((/** @type {any} */ doc) => doc._id.slice("_design/".length));
     const name = query.design || names[0];
-    const choices = [...names.map((/** @type {string} */ one) => [one, one]), [NEW, "a new one"]];
+    const choices = [...names.map((/** @type {string} */ one) => [one, one]), ...(canDesign ? [[NEW, "a new one"]] : [])];
     const doc = name === NEW ? { views: { all: { map: MAP } } } : docs[names.indexOf(name)];
     if (!name) {
       return html`<div class="panel"><${Empty} title="No design documents yet"><p>Their functions say which rows a view has.</p>
-        <button type="button" class="primary" onClick=${() => setQuery({ bucket, design: NEW })}>Write the first one</button></${Empty}></div>`;
+        ${canDesign && html`<button type="button" class="primary" onClick=${() => setQuery({ bucket, design: NEW })}>Write the first one</button>`}</${Empty}></div>`;
     }
     return html`<div class="row"><${Field} label="Design document" value=${name} choices=${choices} onInput=${(/** @type {string} */ value) => setQuery({ bucket, design: value, function: "" })} />
-        ${name !== NEW && html`<button type="button" onClick=${() => setQuery({ bucket, design: NEW, function: "" })}>New design document</button>`}</div>
-      ${doc ? html`<${Design} key=${`${name} ${doc._rev}`} bucket=${bucket} name=${name === NEW ? "" : name} doc=${doc} view=${query.function} onChanged=${designs.refresh} />`
+        ${canDesign && name !== NEW && html`<button type="button" onClick=${() => setQuery({ bucket, design: NEW, function: "" })}>New design document</button>`}</div>
+      ${doc ? html`<${Design} key=${`${name} ${doc._rev}`} canDesign=${canDesign} bucket=${bucket} name=${name === NEW ? "" : name} doc=${doc} view=${query.function} onChanged=${designs.refresh} />`
         : html`<div class="panel"><${Empty} title="There is no such design document"><p>It may have been deleted. Choose another one.</p></${Empty}></div>`}`;
   }}</${Shown}>`;
 }
@@ -57,8 +57,8 @@ function objectOf(text) {
   }
 }
 
-/** @param {{bucket: string, name: string, doc: any, view?: string, onChanged: () => void}} props  name: "" for a new one */
-function Design({ bucket, name, doc, view, onChanged }) {
+/** @param {{bucket: string, canDesign: boolean, name: string, doc: any, view?: string, onChanged: () => void}} props  name: "" for a new one */
+function Design({ bucket, canDesign, name, doc, view, onChanged }) {
   const [title, setTitle] = useState(name);
   const [language, setLanguage] = useState(doc.language || "javascript");
   const [views, setViews] = useState(/** @type {Record<string, any>} */ (doc.views || {}));
@@ -80,7 +80,7 @@ function Design({ bucket, name, doc, view, onChanged }) {
       setError(failure);
     }
   };
-  const save = () => void (title && more && store(doc._rev));
+  const save = () => void (canDesign && title && more && store(doc._rev));
   const overwrite = async () => store((await get(path))._rev).catch(setError);
   const drop = async () => {
     await del(`${path}?rev=${doc._rev}`);
@@ -93,15 +93,15 @@ function Design({ bucket, name, doc, view, onChanged }) {
       ${!name && html`<${Field} label="Name" value=${title} onInput=${setTitle} />`}
       <${Field} label="Language" value=${language} choices=${LANGUAGES} onInput=${setLanguage} />
       <span class="grow"></span>
-      ${name && html`<button type="button" class="danger" onClick=${() => setDropping(true)}>Delete</button>`}
-      <button type="button" class="primary" disabled=${!title || !more} onClick=${save}>Save</button>
+      ${canDesign && name && html`<button type="button" class="danger" onClick=${() => setDropping(true)}>Delete</button>`}
+      ${canDesign ? html`<button type="button" class="primary" disabled=${!title || !more} onClick=${save}>Save</button>` : html`<p class="muted">To change it you need the right design in this bucket.</p>`}
     </div>
     ${error instanceof ApiError && error.status === 409
       ? html`<div class="error-box" role="alert"><p><strong>Somebody saved this design document meanwhile.</strong> Look at their version first, or replace it by yours.</p>
           <div class="row last"><button type="button" onClick=${onChanged}>Show their version</button><button type="button" onClick=${overwrite}>Replace it by mine</button></div></div>`
       : error && html`<${ErrorBox} error=${error} doing="It was not saved." />`}
     <${Names} views=${views} shown=${shown} onChange=${setViews} />
-    ${shown ? html`<${View} key=${shown} bucket=${bucket} language=${language} view=${views[shown]} onChange=${change} onSave=${save} />`
+    ${shown ? html`<${View} key=${shown} canDesign=${canDesign} bucket=${bucket} language=${language} view=${views[shown]} onChange=${change} onSave=${save} />`
       : html`<${Empty} title="It has no views"><p>Add one by its name.</p></${Empty}>`}
     <${Others} text=${others} isGood=${Boolean(more)} onChange=${setOthers} />
     ${isDropping && html`<${Confirm} title="Delete this design document?" name=${name} action="Delete" onSend=${drop} onClose=${() => setDropping(false)}>
@@ -127,8 +127,8 @@ function Names({ views, shown, onChange }) {
   </div>`;
 }
 
-/** @param {{bucket: string, language: string, view: any, onChange: (changes: any) => void, onSave: () => void}} props */
-function View({ bucket, language, view, onChange, onSave }) {
+/** @param {{bucket: string, canDesign: boolean, language: string, view: any, onChange: (changes: any) => void, onSave: () => void}} props */
+function View({ bucket, canDesign, language, view, onChange, onSave }) {
   const reduce = view.reduce || "";
   const kind = REDUCES.some(([name]) => name === reduce) ? reduce : "function";
   const code = language === "javascript" ? "javascript" : "text";
@@ -141,7 +141,7 @@ function View({ bucket, language, view, onChange, onSave }) {
       <${Field} label="Reduce" value=${choices === REDUCES ? kind : reduce} choices=${choices} onInput=${(/** @type {string} */ value) => onChange({ reduce: value === "function" ? REDUCE : value || undefined })} />
       ${choices === REDUCES && kind === "function" && html`<${Editor} label="Reduce function" language=${code} value=${reduce} onChange=${(/** @type {string} */ text) => onChange({ reduce: text })} onSave=${onSave} height=${140} />`}
     </div>
-    <${Trial} bucket=${bucket} language=${language} map=${view.map} reduce=${reduce} />
+    ${canDesign && html`<${Trial} bucket=${bucket} language=${language} map=${view.map} reduce=${reduce} />`}
   </div>`;
 }
 

@@ -52,8 +52,8 @@ export function fieldsFor(query) {
   return [...new Set([...equal.filter((one) => !sorted.includes(one)), ...sorted, ...(sorted.length ? [] : ranged.slice(0, 1))])].filter((one) => one !== "_id");
 }
 
-/** @param {{bucket: string, query: Record<string, string>}} props */
-export function Find({ bucket, query }) {
+/** @param {{bucket: string, query: Record<string, string>, canDesign: boolean}} props */
+export function Find({ bucket, query, canDesign }) {
   const [text, setText] = useState(query.find || FIRST);
   const [, fault] = useMemo(() => parsed(text), [text]);
   const asked = query.find && !parsed(query.find)[1] ? query.find : null;
@@ -77,12 +77,12 @@ export function Find({ bucket, query }) {
         <button type="button" class="primary" disabled=${Boolean(fault)} onClick=${run}>Find</button></div>
     </section>
     ${asked && html`<${Shown} of=${found} what="the documents" rows=${8}>${(/** @type {any} */ data) => html`
-      <${Plan} bucket=${bucket} ...${data} onCreated=${found.refresh} />
+      <${Plan} bucket=${bucket} canDesign=${canDesign} ...${data} onCreated=${found.refresh} />
       <${Found} bucket=${bucket} answer=${data.answer} as=${query.as} query=${query} />`}</${Shown}>`}`;
 }
 
-/** @param {{bucket: string, answer: any, plan: any, body: any, took_ms: number, onCreated: () => void}} props */
-function Plan({ bucket, answer, plan, body, took_ms, onCreated }) {
+/** @param {{bucket: string, canDesign: boolean, answer: any, plan: any, body: any, took_ms: number, onCreated: () => void}} props */
+function Plan({ bucket, canDesign, answer, plan, body, took_ms, onCreated }) {
   const [isCreating, setCreating] = useState(false);
   const { index } = plan;
   const isScan = index.type === "special" && !("_id" in body.selector);
@@ -99,7 +99,7 @@ function Plan({ bucket, answer, plan, body, took_ms, onCreated }) {
     </dl>
     ${answer.warning && html`<p class="stale">${answer.warning}</p>`}
     ${isScan && (fields.length
-      ? html`<div class="row last"><p>An index on <bdi class="mono">${fields.join(", ")}</bdi> fits this selector.</p><button type="button" onClick=${() => setCreating(true)}>Create this index</button></div>`
+      ? html`<div class="row last"><p>An index on <bdi class="mono">${fields.join(", ")}</bdi> fits this selector.</p>${canDesign && html`<button type="button" onClick=${() => setCreating(true)}>Create this index</button>`}</div>`
       : html`<p>No index helps this selector: an index needs a field that equals a value or has a range, not under <code>$or</code>, <code>$not</code> or <code>$regex</code>.</p>`)}
     ${isCreating && html`<${CreateIndex} bucket=${bucket} fields=${fields} onClose=${() => setCreating(false)} onCreated=${onCreated} />`}
   </section>`;

@@ -38,8 +38,8 @@ async function readIndexes(bucket, signal) {
   return found;
 }
 
-/** @param {{bucket: string}} props */
-export function Indexes({ bucket }) {
+/** @param {{bucket: string, canDesign: boolean}} props */
+export function Indexes({ bucket, canDesign }) {
   const indexes = useResource(`indexes of ${bucket}`, { every: 3_000, read: (signal) => readIndexes(bucket, signal) });
   const [dropped, setDropped] = useState(/** @type {any} */ (null));
   const [isCreating, setCreating] = useState(false);
@@ -59,14 +59,14 @@ export function Indexes({ bucket }) {
     { name: "Not indexed yet", isNumber: true, sort: (/** @type {any} */ row) => row.info?.updates_pending.total, show: (/** @type {any} */ row) => (row.info ? counted(row.info.updates_pending.total, "change") : whole(null)) },
     { name: "Rows", show: (/** @type {any} */ row) => (row.info ? Object.entries(row.info.rows || {}).map(([name, count]) => html`<div><bdi>${row.doc.language === "query" ? "" : `${name}: `}</bdi>${whole(/** @type {number} */ (count))}</div>`) : whole(null)) },
     { name: "On disk", isNumber: true, sort: (/** @type {any} */ row) => row.info?.sizes.file, show: (/** @type {any} */ row) => bytes(row.info?.sizes.file) },
-    { name: "Actions", show: (/** @type {any} */ row) => html`<button type="button" onClick=${() => compact(row.name)}>Compact</button> <button type="button" class="danger" onClick=${() => setDropped(row)}>Delete</button>` },
+    ...(canDesign ? [{ name: "Actions", show: (/** @type {any} */ row) => html`<button type="button" onClick=${() => compact(row.name)}>Compact</button> <button type="button" class="danger" onClick=${() => setDropped(row)}>Delete</button>` }] : []),
   ];
-  return html`<section class="panel"><header><h2>Indexes</h2><span class="grow"></span><button type="button" onClick=${() => setCreating(true)}>Create index of fields</button></header>
+  return html`<section class="panel"><header><h2>Indexes</h2><span class="grow"></span>${canDesign && html`<button type="button" onClick=${() => setCreating(true)}>Create index of fields</button>`}</header>
     <${Shown} of=${indexes} what="the indexes">${(/** @type {any[]} */ rows) => (rows.length
       ? html`<${Table} label=${`Indexes of ${bucket}`} columns=${columns} rows=${rows} keyOf=${(/** @type {any} */ row) => row.name}
             linkOf=${(/** @type {any} */ row) => (row.doc.language === "query" ? undefined : linkTo(["query", "designs"], { bucket, design: row.name }))} />
           ${rows.map((row) => html`<${Failures} row=${row} bucket=${bucket} />`)}`
-      : html`<${Empty} title="No indexes yet"><p>A <a href=${linkTo(["query", "designs"], { bucket, design: "+" })}>design document</a> with a view makes one, and so does “Create index of fields”.</p></${Empty}>`)}</${Shown}>
+      : html`<${Empty} title="No indexes yet"><p>${canDesign ? html`A <a href=${linkTo(["query", "designs"], { bucket, design: "+" })}>design document</a> with a view makes one, and so does “Create index of fields”.` : "Who has the right design in this bucket makes them."}</p></${Empty}>`)}</${Shown}>
     ${isCreating && html`<${CreateIndex} bucket=${bucket} fields=${[]} onClose=${() => setCreating(false)} onCreated=${indexes.refresh} />`}
     ${dropped && html`<${Confirm} title="Delete this design document?" name=${dropped.name} action="Delete" onSend=${drop} onClose=${() => setDropped(null)}>
       <p>Its views and indexes go with it. Documents stay.</p></${Confirm}>`}

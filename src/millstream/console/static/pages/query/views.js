@@ -29,13 +29,13 @@ function viewsOf(rows) {
   return found;
 }
 
-/** @param {{bucket: string, query: Record<string, string>}} props */
-export function Views({ bucket, query }) {
+/** @param {{bucket: string, query: Record<string, string>, canDesign: boolean}} props */
+export function Views({ bucket, query, canDesign }) {
   const designs = useResource(`${pathOf(bucket, "_design_docs")}?include_docs=true`);
   return html`<${Shown} of=${designs} what="the design documents">${(/** @type {any} */ { rows }) => {
     const views = viewsOf(rows);
     if (!Object.keys(views).length) {
-      return html`<div class="panel"><${Empty} title="No views yet"><p><a href=${linkTo(["query", "designs"], { bucket, design: "+" })}>Write a design document</a> with a map function.</p></${Empty}></div>`;
+      return html`<div class="panel"><${Empty} title="No views yet"><p>${canDesign ? html`<a href=${linkTo(["query", "designs"], { bucket, design: "+" })}>Write a design document</a> with a map function.` : "Who has the right design in this bucket writes them."}</p></${Empty}></div>`;
     }
     const name = query.view in views ? query.view : Object.keys(views)[0];
     return html`<${View} key=${name} bucket=${bucket} names=${Object.keys(views)} name=${name} hasReduce=${Boolean(views[name].reduce)} query=${query} />`;

@@ -52,9 +52,10 @@ function UserDialog({ user, isFirst, onClose, onDone }) {
   const roles = rolesOf(text);
   const wrong = roles.find((role) => !ROLE.test(role));
   const send = async () => {
-    const body = { roles: [...(isAdmin ? [ADMIN] : []), ...roles], password: password || undefined };
     const path = pathOf("_users", `org.couchdb.user:${name}`);
-    await (user ? put(path, { ...await get(path), ...body }) : post("/_millstream/users", { name, ...body }));
+    // A document of a user may be changed without a new password; there administrators are called _admin.
+    if (user) await put(path, { ...await get(path), roles: [...(isAdmin ? ["_admin"] : []), ...roles], password: password || undefined });
+    else await post("/_millstream/users", { name, password, roles: [...(isAdmin ? [ADMIN] : []), ...roles] });
     toast(user ? `Changed the user ${name}.` : `Added the user ${name}.`);
     onDone();
     if (isFirst) location.reload();

@@ -1,5 +1,5 @@
 // @ts-check
-/** Replications as a graph: databases of this node on the left, those of other sites on the right. */
+/** Replications as a graph: databases of this node on the left, those of other sites on the right. Jobs that name no databases are left out. */
 import { counted, short } from "../../lib/format.js";
 import { html, useMemo } from "../../lib/html.js";
 import { isRemote, KINDS, lagOf } from "./jobs.js";
@@ -16,7 +16,7 @@ const NAME_CHARACTERS = 34;
  * @returns {{places: Map<string, {x: number, y: number, isRemote: boolean}>, height: number}}
  */
 function layout(jobs) {
-  const names = [...new Set(jobs.flatMap((job) => [job.source, job.target]))].sort();
+  const names = [...new Set(jobs.flatMap((job) => [job.source ?? "", job.target ?? ""]))].filter(Boolean).sort();
   const places = new Map();
   const heights = [0, 0];
   for (const name of names) {
@@ -58,7 +58,7 @@ export function Graph({ jobs, chosen, linkOf }) {
       <defs>${["good", "warn", "bad", "plain"].map((kind) => html`<marker id="arrow-${kind}" class=${kind} viewBox="0 0 10 10" refX="9" refY="5" markerUnits="userSpaceOnUse" markerWidth="13" markerHeight="13" orient="auto"><path d="M0,0 L10,5 L0,10 z" /></marker>`)}</defs>
       <text class="side-name" x=${LEFT} y="18">This node</text><text class="side-name" x=${RIGHT} y="18">Other sites</text>
       ${jobs.map((job) => {
-        const [from, to] = [places.get(job.source), places.get(job.target)];
+        const [from, to] = [places.get(job.source ?? ""), places.get(job.target ?? "")];
         if (!from || !to) return null;
         const pair = `${job.source}\n${job.target}`;
         const end = from.isRemote ? `${job.source}\n` : `\n${job.target}`;

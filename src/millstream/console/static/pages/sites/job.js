@@ -1,7 +1,7 @@
 // @ts-check
 /** One replication: its figures, why it crashed, what was refused or skipped; stop it, run it again, change it. */
 import { del, documentPath, get, pathOf, post, put } from "../../lib/api.js";
-import { counted, duration, Time, whole } from "../../lib/format.js";
+import { counted, duration, Time, UNKNOWN, whole } from "../../lib/format.js";
 import { html, useState } from "../../lib/html.js";
 import { pretty } from "../../lib/json.js";
 import { Confirm, FormDialog } from "../../parts/dialog.js";
@@ -55,8 +55,8 @@ function Figures({ job }) {
   const { info } = job;
   const isKnown = info.docs_read !== undefined;
   return html`<dl class="facts">
-    <dt>From</dt><dd class="mono"><bdi>${job.source}</bdi></dd>
-    <dt>To</dt><dd class="mono"><bdi>${job.target}</bdi></dd>
+    <dt>From</dt><dd class="mono"><bdi>${job.source ?? UNKNOWN}</bdi></dd>
+    <dt>To</dt><dd class="mono"><bdi>${job.target ?? UNKNOWN}</bdi></dd>
     <dt>Since</dt><dd><${Time} ms=${Date.parse(job.start_time)} />, ${duration(Math.max(0, (job.read_ms - Date.parse(job.start_time)) / 1000))} ago</dd>
     ${isKnown && html`
       <dt>Lag</dt><dd>${lagOf(job) === null ? "unknown: the source does not tell" : counted(/** @type {number} */ (lagOf(job)), "change")}</dd>

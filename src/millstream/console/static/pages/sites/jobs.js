@@ -8,8 +8,8 @@ const LIMIT = 1000;
  * @typedef {object} Job
  * @property {string} id
  * @property {string | null} doc_id   null: it is in no document, and ends with the node
- * @property {string} source          without passwords
- * @property {string} target
+ * @property {string | null} source   without passwords; null: its document does not say it well
+ * @property {string | null} target
  * @property {string} state
  * @property {any} info               figures or the error; {}: not known
  * @property {number} crashes
