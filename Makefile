@@ -114,6 +114,7 @@ format: $(TEST) ## format the code, sort its imports, write the reference pages
 	@$(PY) -m ruff check --quiet --fix-only --select I .
 	@$(PY) -m ruff format .
 	@$(PY) tools/gen_reference.py
+	@$(PY) tools/gen_openapi.py
 
 lint: $(TEST) ## style, layers, spelling, house rules
 	@$(PY) -m ruff check .
@@ -248,6 +249,7 @@ bench: $(RUN) accelerator java ## benchmarks; writes docs/benchmarks.md
 
 reference: $(RUN) ## write docs/reference/errors, limits, settings, statistics from the code
 	@$(PY) tools/gen_reference.py
+	@$(PY) tools/gen_openapi.py
 
 docs: $(DOCS) ## build the documentation into site/
 	@NO_MKDOCS_2_WARNING=1 $(PY) -m mkdocs build --strict

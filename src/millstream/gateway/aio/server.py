@@ -56,6 +56,7 @@ from millstream.gateway.aio.node import (
     dataless_pages,
     node_pages,
     observing_pages,
+    openapi_pages,
     pool_bucket_pages,
     pool_pages,
     pool_user_pages,
@@ -108,7 +109,7 @@ BACKLOG: Final = 1024
 _HANDLER: Final = {"auto_decompress": False}
 """Attachments are kept as they come, and a stream that breaks off is noticed (`answers`)."""
 PAGES: Final = (
-    node_pages, session_pages, console_pages, observing_pages, coordination_pages,
+    node_pages, session_pages, console_pages, observing_pages, openapi_pages, coordination_pages,
     support_pages, security_pages, bucket_pages, map_pages, partition_pages, promotion_pages,
     reader_pages, user_pages, user_document_pages, pool_user_pages, shared_pages, stored_pages,
     part_pages, cluster_pages, order_pages,
@@ -121,7 +122,7 @@ PAGES: Final = (
 
 
 DATALESS_PAGES: Final = (
-    node_pages, session_pages, console_pages, observing_pages, coordination_pages,
+    node_pages, session_pages, console_pages, observing_pages, openapi_pages, coordination_pages,
     support_pages, security_pages, cluster_pages, user_pages, user_document_pages, part_pages,
     index_pages, view_pages, design_pages, dataless_pages,
 )  # fmt: skip

@@ -14,9 +14,12 @@ from typing import Any, Final, Literal, NamedTuple
 
 from millstream.gateway.core.api.node import BucketStatus, NodeMetrics
 
-__all__ = ["DISK_FREE_BYTES_LOW", "Reason", "health_of", "state_of"]
+__all__ = ["CERTIFICATE_SOON_MS", "DISK_FREE_BYTES_LOW", "Reason", "health_of", "state_of"]
 
 DISK_FREE_BYTES_LOW: Final = 2 * 1024**3
+_DAY_MS: Final = 86_400_000
+CERTIFICATE_SOON_MS: Final = 30 * _DAY_MS
+"""A certificate that ends within this time is a reason."""
 Severity = Literal["warning", "failed"]
 
 
@@ -123,6 +126,9 @@ def health_of(
     metrics: NodeMetrics,
     cluster: Mapping[str, Any] | None,
     cluster_error: str = "",
+    *,
+    certificates: Mapping[str, int | None] | None = None,
+    now_ms: int = 0,
 ) -> list[Reason]:
     """Return why a node is not healthy, the worst first; empty if it is.
 
@@ -131,8 +137,12 @@ def health_of(
         metrics: of the node.
         cluster: status of its cluster; None: it is in none, or the status is not known.
         cluster_error: why the status is not known.
+        certificates: listener -> when its certificate ends, in milliseconds of Unix time; None:
+            not known.
+        now_ms: Unix time.
     """
     found = [*_of_buckets(buckets), *_of_figures(metrics)]
+    found += _of_certificates(certificates or {}, now_ms)
     if cluster_error:
         found.append(
             Reason(
@@ -151,6 +161,24 @@ def state_of(reasons: Sequence[Reason]) -> Literal["ok", "warning", "failed"]:
     if any(one.severity == "failed" for one in reasons):
         return "failed"
     return "warning" if reasons else "ok"
+
+
+def _of_certificates(certificates: Mapping[str, int | None], now_ms: int) -> Iterator[Reason]:
+    do = "Start the node with a new certificate: --tls-cert and --tls-key."
+    for listener, ends_ms in certificates.items():
+        if ends_ms is None:
+            yield Reason(
+                "warning", "certificate_unknown",
+                f"The listener {listener} did not show its certificate.",
+                "Look at its certificate by hand.",
+            )  # fmt: skip
+        elif ends_ms <= now_ms:
+            what = f"The certificate of the listener {listener} has ended."
+            yield Reason("failed", "certificate_ended", what, do)
+        elif ends_ms - now_ms < CERTIFICATE_SOON_MS:
+            days = (ends_ms - now_ms) // _DAY_MS
+            what = f"The certificate of the listener {listener} ends in {days} days."
+            yield Reason("warning", "certificate_ends", what, do)
 
 
 def _of_buckets(buckets: Sequence[BucketStatus]) -> Iterator[Reason]:

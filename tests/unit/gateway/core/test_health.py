@@ -3,7 +3,12 @@
 import pytest
 
 from millstream.gateway.core.api.node import BucketStatus, NodeMetrics
-from millstream.gateway.core.health import DISK_FREE_BYTES_LOW, health_of, state_of
+from millstream.gateway.core.health import (
+    CERTIFICATE_SOON_MS,
+    DISK_FREE_BYTES_LOW,
+    health_of,
+    state_of,
+)
 
 READY = BucketStatus("orders", "0" * 32, 4, "", "ready")
 FAILED = BucketStatus("lost", "1" * 32, 4, "", "failed", "segment 3 is damaged")
@@ -81,6 +86,21 @@ def test_a_cluster_that_is_not_known_is_a_failure():
 )
 def test_the_cluster(change, wanted):
     assert codes(cluster=STATUS | change) == ([wanted] if wanted else [])
+
+
+@pytest.mark.parametrize(
+    ("left_ms", "wanted"),
+    [
+        (CERTIFICATE_SOON_MS, None),
+        (CERTIFICATE_SOON_MS - 1, ("warning", "certificate_ends")),
+        (0, ("failed", "certificate_ended")),
+        (None, ("warning", "certificate_unknown")),
+    ],
+)
+def test_certificates(left_ms, wanted):
+    ends = {"http": None if left_ms is None else 1000 + left_ms}
+    found = health_of([], NodeMetrics({}, {}), None, certificates=ends, now_ms=1000)
+    assert [(one.severity, one.code) for one in found] == ([wanted] if wanted else [])
 
 
 def test_the_worst_comes_first():

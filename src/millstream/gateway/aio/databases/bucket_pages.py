@@ -31,6 +31,7 @@ from millstream.gateway.aio.databases.making import (
     create_bucket,
     drop_bucket,
 )
+from millstream.gateway.aio.describing import takes
 from millstream.gateway.core.api.node import BucketStatus
 from millstream.model.limits import KEY_BYTES_MAX, PARTITIONS_DEFAULT
 from millstream.model.partitions import key_from_text, text_of_key
@@ -62,12 +63,20 @@ def _shown(status: BucketStatus) -> dict[str, Any]:
 
 
 async def _list(request: web.Request) -> web.Response:
+    """Tell the buckets in which the user has a right.
+
+    Right: any user.
+    """
     request.app[NODE_API].check_buckets_known()
     statuses = request.app[NODE_API].bucket_statuses()
     return answer({"buckets": [_shown(s) for s in statuses if _may_see(request, s.name)]})
 
 
 async def _one(request: web.Request) -> web.Response:
+    """Tell of one bucket.
+
+    Right: a right in the bucket.
+    """
     name = request.match_info["name"]
     is_seen = _may_see(request, name)
     for status in request.app[NODE_API].bucket_statuses():
@@ -77,8 +86,16 @@ async def _one(request: web.Request) -> web.Response:
     raise ConditionError(f"no bucket {name!r}", code="bucket_not_found")
 
 
+@takes(
+    prefix="Keys that begin so.",
+    after="Keys behind this one.",
+    limit="Most keys. Default 1000, which is the most.",
+)
 async def _keys(request: web.Request) -> web.Response:
-    """Answer keys in their order, as many as are asked for, behind one of them."""
+    """Answer keys in their order, as many as are asked for, behind one of them.
+
+    Right: read.
+    """
     name, query = request.match_info["name"], request.query
     require(request, "read", name)
     prefix = _key_of(query.get("prefix", ""))
@@ -107,6 +124,10 @@ def _key_of(text: str) -> bytes:
 
 
 async def _create(request: web.Request) -> web.Response:
+    """Create a bucket.
+
+    Right: admin.
+    """
     require(request, "admin")
     content = await read_object(request)
     name = request.match_info.get("name", content.get("name"))
@@ -136,6 +157,10 @@ def _answered(told: Mapping[str, Any]) -> dict[str, Any]:
 
 
 async def _delete(request: web.Request) -> web.Response:
+    """Delete a bucket with all that is in it.
+
+    Right: admin.
+    """
     require(request, "admin")
     name = request.match_info["name"]
     if await drop_bucket(request.app[NODE_API], name, by=asker(request)):
@@ -145,7 +170,10 @@ async def _delete(request: web.Request) -> web.Response:
 
 
 async def _change(request: web.Request) -> web.Response:
-    """Change copies and settings of a bucket of a managed cluster."""
+    """Change copies and settings of a bucket of a managed cluster.
+
+    Right: admin.
+    """
     require(request, "admin")
     content = await read_object(request)
     if unknown := content.keys() - {*_COPIES, "memory_quota_bytes"}:
@@ -158,12 +186,20 @@ async def _change(request: web.Request) -> web.Response:
 
 
 async def _compact(request: web.Request) -> web.Response:
+    """Have the log of a bucket compacted soon.
+
+    Right: admin.
+    """
     require(request, "admin")
     await request.app[NODE_API].documents.compact(request.match_info["name"])
     return answer({"ok": True}, status=202)
 
 
 async def _index_replicas(request: web.Request) -> web.Response:
+    """Set whether views also index the replicas on this node.
+
+    Right: admin.
+    """
     require(request, "admin")
     wanted = (await read_object(request)).get("wanted")
     if not isinstance(wanted, bool):

@@ -53,11 +53,19 @@ def _shown(request: web.Request, name: str) -> dict[str, Any]:
 
 
 async def _one(request: web.Request) -> web.Response:
+    """Tell the map of a bucket.
+
+    Right: admin.
+    """
     require(request, "admin")
     return answer(_shown(request, request.match_info["name"]))
 
 
 async def _put(request: web.Request) -> web.Response:
+    """Give a bucket its map; without the bucket, create it.
+
+    Right: admin.
+    """
     require(request, "admin")
     name = request.match_info["name"]
     content = await read_object(request)

@@ -45,18 +45,30 @@ def _of(request: web.Request) -> tuple[str, int]:
 
 
 async def _list(request: web.Request) -> web.Response:
+    """Tell of the copies of partitions that this node has.
+
+    Right: admin.
+    """
     require(request, "admin")
     statuses = request.app[NODE_API].partition_statuses(request.match_info["name"])
     return answer({"partitions": list(map(_shown, statuses))})
 
 
 async def _one(request: web.Request) -> web.Response:
+    """Tell of one such copy.
+
+    Right: admin.
+    """
     require(request, "admin")
     name, number = _of(request)
     return answer(_shown(request.app[NODE_API].partition_statuses(name)[number]))
 
 
 async def _set_state(request: web.Request) -> web.Response:
+    """Set the state of a copy.
+
+    Right: admin.
+    """
     require(request, "admin")
     name, number = _of(request)
     content, api = await read_object(request), request.app[NODE_API]
@@ -85,6 +97,10 @@ async def _set_state(request: web.Request) -> web.Response:
 
 
 async def _roll_back(request: web.Request) -> web.Response:
+    """Roll a copy back.
+
+    Right: admin.
+    """
     require(request, "admin")
     name, number = _of(request)
     seqno = (await read_object(request)).get("seqno")

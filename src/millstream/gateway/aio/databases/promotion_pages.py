@@ -63,12 +63,20 @@ def _result(
 
 
 async def _standings(request: web.Request) -> web.Response:
+    """Tell the standing of each copy on this node.
+
+    Right: admin.
+    """
     require(request, "admin")
     standings = request.app[NODE_API].standings(request.match_info["name"])
     return answer({"standings": list(map(standing_to_json, standings))})
 
 
 async def _promise(request: web.Request) -> web.Response:
+    """Have copies promise a branch of history.
+
+    Right: admin.
+    """
     require(request, "admin")
     name, api = request.match_info["name"], request.app[NODE_API]
     standings, content = api.standings(name), await read_object(request)
@@ -79,6 +87,10 @@ async def _promise(request: web.Request) -> web.Response:
 
 
 async def _activate(request: web.Request) -> web.Response:
+    """Make copies active in the branch that they promised.
+
+    Right: admin.
+    """
     require(request, "admin")
     name, api = request.match_info["name"], request.app[NODE_API]
     standings, content = api.standings(name), await read_object(request)

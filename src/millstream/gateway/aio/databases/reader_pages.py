@@ -44,7 +44,10 @@ def _shown(reader: ReaderStatus) -> dict[str, Any]:
 
 
 async def _readers(request: web.Request) -> web.Response:
-    """Tell who reads a bucket, how far each is, and which leases there are."""
+    """Tell who reads a bucket, how far each is, and which leases there are.
+
+    Right: admin.
+    """
     require(request, "admin")
     api, name = request.app[NODE_API], request.match_info["name"]
     readers = await api.readers(name)

@@ -25,6 +25,7 @@ from aiohttp import web
 
 from millstream.errors import ConditionError, UsageError
 from millstream.gateway.aio.answers import NODE_API, answer, asker, read_object, require
+from millstream.gateway.aio.describing import takes
 from millstream.gateway.core.api.cluster import ClusterApi
 
 __all__ = ["TIMEOUT_S_DEFAULT", "TIMEOUT_S_MAX", "routes"]
@@ -68,35 +69,44 @@ def _managed(request: web.Request) -> ClusterApi:
 
 
 async def _status(request: web.Request) -> web.Response:
+    """Tell the status of the cluster.
+
+    Right: admin.
+    """
     return answer(await _managed(request).status())
 
 
-class _Init(msgspec.Struct, forbid_unknown_fields=True):
+class InitCluster(msgspec.Struct, forbid_unknown_fields=True):
     name: Annotated[str, msgspec.Meta(max_length=NAME_LENGTH_MAX)] = ""
     coordinators: Literal[1, 3, 5, 7] = 3
 
 
-class _Join(msgspec.Struct, forbid_unknown_fields=True):
+class JoinCluster(msgspec.Struct, forbid_unknown_fields=True):
     address: str
     zone: Annotated[str, msgspec.Meta(max_length=NAME_LENGTH_MAX)] = ""
     roles: tuple[Literal["data", "index", "coord"], ...] = ()
 
 
-class _Recover(msgspec.Struct, forbid_unknown_fields=True):
+class RecoverCluster(msgspec.Struct, forbid_unknown_fields=True):
     without: tuple[str, ...] = ()
     from_nodes: bool = False
     trial: bool = False
 
 
-class _Request(msgspec.Struct, forbid_unknown_fields=True):
+class ClusterRequest(msgspec.Struct, forbid_unknown_fields=True):
     op: str
     args: dict[str, Any] = {}
     timeout_s: Annotated[float, msgspec.Meta(gt=0, le=TIMEOUT_S_MAX)] = TIMEOUT_S_DEFAULT
 
 
+@takes(InitCluster)
 async def _init(request: web.Request) -> web.Response:
+    """Make a cluster of this node.
+
+    Right: admin.
+    """
     cluster = _cluster(request)
-    content = await _content(request, _Init)
+    content = await _content(request, InitCluster)
     if not content.name.isprintable():
         raise UsageError("a cluster's name has no control characters")
     name = content.name
@@ -106,25 +116,40 @@ async def _init(request: web.Request) -> web.Response:
     return answer(await cluster.init(name, content.coordinators))
 
 
+@takes(JoinCluster)
 async def _join(request: web.Request) -> web.Response:
+    """Have this node join a cluster.
+
+    Right: admin.
+    """
     cluster = _cluster(request)
-    content = await _content(request, _Join)
+    content = await _content(request, JoinCluster)
     roles = tuple(dict.fromkeys(content.roles))
     return answer(await cluster.join(content.address, zone=content.zone, roles=roles))
 
 
+@takes(RecoverCluster)
 async def _recover(request: web.Request) -> web.Response:
+    """Rebuild the state of the cluster from what its nodes hold.
+
+    Right: admin.
+    """
     cluster = _managed(request)
-    content = await _content(request, _Recover)
+    content = await _content(request, RecoverCluster)
     told = await cluster.recover(
         without=content.without, from_nodes=content.from_nodes, is_trial=content.trial
     )
     return answer(told)
 
 
+@takes(ClusterRequest)
 async def _request(request: web.Request) -> web.Response:
+    """Ask the orchestrator of the cluster for something.
+
+    Right: admin.
+    """
     cluster = _managed(request)
-    content = await _content(request, _Request)
+    content = await _content(request, ClusterRequest)
     by, timeout_s = asker(request), content.timeout_s
     return answer(await cluster.request(content.op, content.args, by, timeout_s=timeout_s))
 

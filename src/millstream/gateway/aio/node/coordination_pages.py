@@ -177,7 +177,10 @@ def _credentials(request: web.Request) -> tuple[str, str]:
 
 
 async def _command(request: web.Request) -> web.Response:
-    """Say a command; return its reply as JSON."""
+    """Say a command; return its reply as JSON.
+
+    Right: that of coordination.
+    """
     user, password = _credentials(request)
     content = await read_object(request)
     try:
@@ -233,7 +236,10 @@ def _text(value: bytes) -> str | dict[str, str]:
 
 
 async def _watch(request: web.Request) -> web.StreamResponse:
-    """Tell the changes of an element from now on."""
+    """Tell the changes of an element from now on.
+
+    Right: that of coordination.
+    """
     user, password = _credentials(request)
     path, scope = request.query.get("path", ""), request.query.get("scope", "ELEMENT")
     if not path.startswith("/"):

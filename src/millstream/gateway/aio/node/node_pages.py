@@ -54,6 +54,10 @@ async def _up(request: web.Request) -> web.Response:
 
 
 async def _node(request: web.Request) -> web.Response:
+    """Tell which node this is, and its listeners.
+
+    Right: any user.
+    """
     api = request.app[NODE_API]
     if not api.users.is_empty and request[USER] is None:
         raise AccessError("log in first", code="unauthorized")

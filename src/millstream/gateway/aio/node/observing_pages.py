@@ -31,6 +31,8 @@ from aiohttp import web
 from millstream.access.users import Right
 from millstream.errors import AccessError, MillstreamError, UnavailableError, UsageError
 from millstream.gateway.aio.answers import NODE_API, STILL, USER, answer, require
+from millstream.gateway.aio.describing import takes
+from millstream.gateway.aio.node.security_pages import certificates
 from millstream.gateway.aio.streaming import WhileThere, send_pieces, stream
 from millstream.gateway.core.api.node import CommonNodeApi, NodeMetrics
 from millstream.gateway.core.health import Reason, health_of, state_of
@@ -58,6 +60,9 @@ PARTITIONS_A_SECOND: Final = 256
 """Partitions whose figures are read in a second: some 0.6 ms. Until its bucket is read again, a
 sample repeats a figure."""
 WALK_EVERY_S_MAX: Final = 60
+CERTIFICATES_EVERY_S: Final = 3_600.0
+CERTIFICATES_AGAIN_S: Final = 60.0
+"""Pause before a listener is asked again that did not show its certificate."""
 TOPICS: Final = ("samples", "health", "cluster", "logs")
 _NODE: Final = {
     "loop_lag_worst_ms": "loop_lag_ms",
@@ -93,6 +98,8 @@ class Observer:
         self._walked: dict[Key, float] = {}
         """Figures of the buckets, as of the last walk over them."""
         self._turn = asyncio.Lock()
+        self._ends: dict[str, int | None] = {}
+        self._certificates_until_s = 0.0
         self.is_over = False
         self.samples = Samples()
         self.last: dict[str, Any] = {}
@@ -137,6 +144,7 @@ class Observer:
             await turns.give()
             partitions += status.partitions
             buckets.update(self._api.metrics((status.name,)).buckets)
+        await turns.give()
         self.metrics = NodeMetrics(self._api.metrics(()).node, buckets)
         self._walked, totals = {}, dict[Key, float]()
         for bucket, figures in buckets.items():
@@ -190,7 +198,22 @@ class Observer:
         status, error = await self.cluster()
         if not self.metrics.node:
             await self._walk()
-        return health_of(self._api.bucket_statuses(), self.metrics, status, error)
+        return health_of(
+            self._api.bucket_statuses(), self.metrics, status, error,
+            certificates=await self._certificates(), now_ms=time.time_ns() // 10**6,
+        )  # fmt: skip
+
+    async def _certificates(self) -> Mapping[str, int | None]:
+        """Return when the certificate of each listener ends, as last looked at."""
+        async with self._turn:
+            if time.monotonic() >= self._certificates_until_s:
+                self._ends = {
+                    one["listener"]: one["ends_ms"] for one in await certificates(self._api)
+                }
+                is_known = None not in self._ends.values()
+                every_s = CERTIFICATES_EVERY_S if is_known else CERTIFICATES_AGAIN_S
+                self._certificates_until_s = time.monotonic() + every_s
+            return self._ends
 
 
 OBSERVER: Final = web.AppKey("observer", Observer)
@@ -227,15 +250,22 @@ def _shown_health(reasons: list[Reason]) -> dict[str, Any]:
 
 
 async def _health(request: web.Request) -> web.Response:
-    """Tell why the node is not healthy."""
+    """Tell why the node is not healthy.
+
+    Right: any user.
+    """
     if not request.app[NODE_API].users.is_empty and request[USER] is None:
         raise AccessError("log in first", code="unauthorized")
     reasons = await request.app[OBSERVER].health()
     return answer(_shown_health([one for one in reasons if _may_see(request, one)]))
 
 
+@takes(span="Seconds: 300, 3600 or 86400. Default 300.")
 async def _samples(request: web.Request) -> web.StreamResponse:
-    """Tell the figures of the last time."""
+    """Tell the figures of the last time.
+
+    Right: admin.
+    """
     require(request, "admin")
     text = request.query.get("span", str(SPANS[0]))
     if not text.isdecimal() or int(text) not in SPANS:
@@ -284,8 +314,18 @@ def _whole(request: web.Request, name: str, default: int, most: int) -> int:
     return int(text)
 
 
+@takes(
+    process="Of one process.",
+    level="The lowest level: debug, info, warning or error. Default info.",
+    text="Part of the line or of its logger, in any case.",
+    limit="Most lines, from the end. Default 1000, which is the most.",
+    after="Lines above this number: `next` of the answer before.",
+)
 async def _logs(request: web.Request) -> web.Response:
-    """Tell the last lines of each process."""
+    """Tell the last lines of each process.
+
+    Right: admin.
+    """
     require(request, "admin")
     limit = _whole(request, "limit", LOG_LINES_MAX, LOG_LINES_MAX)
     after = _whole(request, "after", 0, 2**53)
@@ -319,8 +359,12 @@ def _shown_line(line: KeptLine) -> dict[str, Any]:
     return {"n": shown.pop("number"), **shown}
 
 
+@takes(topics="Of samples, health, cluster, logs; with commas. Default: all.")
 async def _events(request: web.Request) -> web.StreamResponse:
-    """Tell what happens, as server-sent events."""
+    """Tell what happens, as server-sent events.
+
+    Right: admin.
+    """
     require(request, "admin")
     topics = _chosen(request, "topics", TOPICS)
     observer = request.app[OBSERVER]

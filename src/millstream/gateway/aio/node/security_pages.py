@@ -19,8 +19,9 @@ from typing import Any, Final
 from aiohttp import web
 
 from millstream.gateway.aio.answers import NODE_API, TOKENS, answer, require
+from millstream.gateway.core.api.node import CommonNodeApi
 
-__all__ = ["FAILED_LOGINS_SHOWN_MAX", "routes"]
+__all__ = ["FAILED_LOGINS_SHOWN_MAX", "certificates", "routes"]
 
 FAILED_LOGINS_SHOWN_MAX: Final = 200
 """Names and places of failed log-ins in the answer."""
@@ -31,16 +32,12 @@ _SHAKE_S: Final = 2.0
 
 
 async def _security(request: web.Request) -> web.Response:
-    """Tell failed log-ins, certificates and the issuer of tokens."""
+    """Tell failed log-ins, certificates and the issuer of tokens.
+
+    Right: admin.
+    """
     require(request, "admin")
     api, tokens = request.app[NODE_API], request.app[TOKENS]
-    settings = api.shown_settings()
-    open_ = {name: at for name, at in api.addresses().items() if at and name in _ENCRYPTED}
-    if settings.get("tls_cert") is None:
-        open_ = {}
-    certificates = await asyncio.gather(
-        *(asyncio.to_thread(_certificate, name, address) for name, address in open_.items())
-    )
     now_ms = time.time_ns() // 10**6
     failed = [
         {
@@ -55,10 +52,19 @@ async def _security(request: web.Request) -> web.Response:
     return answer(
         {
             "failed_logins": failed,
-            "certificates": certificates,
-            "tokens": {"issuer": settings.get("oidc_issuer")} if is_taking else None,
+            "certificates": await certificates(api),
+            "tokens": {"issuer": api.shown_settings().get("oidc_issuer")} if is_taking else None,
         }
     )
+
+
+async def certificates(api: CommonNodeApi) -> list[dict[str, Any]]:
+    """Return of each encrypted listener whose its certificate is and when it ends."""
+    if api.shown_settings().get("tls_cert") is None:
+        return []
+    found = {name: at for name, at in api.addresses().items() if at and name in _ENCRYPTED}
+    asked = (asyncio.to_thread(_certificate, name, address) for name, address in found.items())
+    return list(await asyncio.gather(*asked))
 
 
 def _certificate(listener: str, address: str) -> dict[str, Any]:

@@ -52,7 +52,10 @@ CONTENTS: Final[Mapping[str, str]] = {
 
 
 async def _support(request: web.Request) -> web.Response:
-    """Make the archive."""
+    """Make the archive.
+
+    Right: admin.
+    """
     require(request, "admin")
     api, observer = request.app[NODE_API], request.app[OBSERVER]
     reasons = await observer.health()

@@ -34,6 +34,10 @@ def _found(request: web.Request) -> User:
 
 
 async def _list(request: web.Request) -> web.Response:
+    """Tell the users.
+
+    Right: admin.
+    """
     require(request, "admin")
     users = request.app[NODE_API].users
     found = [user for name in users.names if (user := users.get(name)) is not None]
@@ -41,11 +45,19 @@ async def _list(request: web.Request) -> web.Response:
 
 
 async def _one(request: web.Request) -> web.Response:
+    """Tell of one user.
+
+    Right: admin.
+    """
     require(request, "admin")
     return answer(_shown(_found(request)))
 
 
 async def _put(request: web.Request) -> web.Response:
+    """Create or replace a user.
+
+    Right: admin.
+    """
     require(request, "admin")
     content = await read_object(request)
     name = request.match_info.get("name", content.get("name"))
@@ -61,6 +73,10 @@ async def _put(request: web.Request) -> web.Response:
 
 
 async def _delete(request: web.Request) -> web.Response:
+    """Remove a user.
+
+    Right: admin.
+    """
     require(request, "admin")
     user = _found(request)
     api = request.app[NODE_API]

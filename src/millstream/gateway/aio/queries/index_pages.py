@@ -55,29 +55,49 @@ class _Judging(msgspec.Struct):
 
 
 async def _state(request: web.Request) -> web.Response:
+    """Tell the status of the index of a design document.
+
+    Right: read.
+    """
     require(request, "read", request.match_info["bucket"])
     return await _written(request, "index", {})
 
 
 async def _take_over(request: web.Request) -> web.Response:
+    """Become the writer of an index.
+
+    Right: design.
+    """
     require(request, "design", request.match_info["bucket"])
     said = _as(await _object(request), _Taking)
     return await _written(request, "take_over", {"writer": said.writer})
 
 
 async def _judge(request: web.Request) -> web.Response:
+    """Have an index follow the rollbacks of its source.
+
+    Right: design.
+    """
     require(request, "design", request.match_info["bucket"])
     said = _as(await _object(request), _Judging)
     return await _written(request, "judge", {"fence": said.fence})
 
 
 async def _keep(request: web.Request) -> web.Response:
+    """Keep the staged files of a writer for another hour.
+
+    Right: design.
+    """
     require(request, "design", request.match_info["bucket"])
     said = _as(await _object(request), _Judging)
     return await _written(request, "keep", {"fence": said.fence})
 
 
 async def _offers(request: web.Request) -> web.Response:
+    """Tell which design documents a pipeline may build.
+
+    Right: design.
+    """
     bucket = request.match_info["bucket"]
     require(request, "design", bucket)
     said = _as(await _object(request), _Asking)
@@ -85,10 +105,18 @@ async def _offers(request: web.Request) -> web.Response:
 
 
 async def _load(request: web.Request) -> web.Response:
+    """Commit sorted rows as the first commit of an index, or in place of all its rows.
+
+    Right: design.
+    """
     return await _commit(request, "load")
 
 
 async def _publish(request: web.Request) -> web.Response:
+    """Commit rows of changed documents.
+
+    Right: design.
+    """
     return await _commit(request, "publish")
 
 
@@ -100,6 +128,10 @@ async def _commit(request: web.Request, call: WriterCall) -> web.Response:
 
 
 async def _stage(request: web.Request) -> web.Response:
+    """Stage a file of a writer.
+
+    Right: design.
+    """
     bucket, design = request.match_info["bucket"], request.match_info["design"]
     require(request, "design", bucket)
     fence = request.query.get("fence", "")

@@ -49,7 +49,10 @@ TRIES: Final = web.AppKey("tries", asyncio.Semaphore)
 
 
 async def _try(request: web.Request) -> web.Response:
-    """Run a map, and a reduce, on the first documents of a bucket."""
+    """Run a map, and a reduce, on the first documents of a bucket.
+
+    Right: design.
+    """
     bucket = request.match_info["name"]
     require(request, "design", bucket)
     require(request, "read", bucket)

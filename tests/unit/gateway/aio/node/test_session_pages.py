@@ -22,7 +22,8 @@ async def test_logging_in_with_a_cookie_and_out_again(guarded, body):
     session = await body(await guarded.get("/_session", headers=headers))
     assert session["userCtx"]["name"] == "ada"
     assert session["info"]["authenticated"] == "cookie"
-    response = await guarded.post("/_millstream/buckets", data=b"{}", headers=headers)
+    shown = headers | {"X-CSRF-Token": session["csrf"]}
+    response = await guarded.post("/_millstream/buckets", data=b"{}", headers=shown)
     assert (await body(response, 415))["error"] == "bad_content_type"
     response = await guarded.delete("/_session", headers=headers)
     assert response.cookies[COOKIE_NAME].value == ""
