@@ -141,3 +141,15 @@ async def test_rights(guarded, answers, body, bearer, ada, bob, guarded_node):
     await body(await guarded.post(PATH, headers=bob), 403)
     shown = await body(await guarded.post(PATH, headers=ada), 201)
     assert shown == {"db": "orders", "name": "ada", "roles": ["_admin"]}
+
+
+async def test_what_a_function_threw_is_not_logged(client, answers, body, caplog):
+    def fail(document, request):
+        raise MillstreamError("text of a document", code="thrown-name")
+
+    answers(fail)
+    found = await body(await client.post(PATH + "/the-id"), 500)
+    assert found["reason"] == "text of a document"
+    assert "a function of a design document failed" in caplog.text
+    for hidden in ("the-id", "text of a document", "thrown-name"):
+        assert hidden not in caplog.text
