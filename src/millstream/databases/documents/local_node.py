@@ -325,7 +325,7 @@ async def _give(node: RemoteNode, bucket: str, asked: stored.KeepLocal) -> None:
         async with asyncio.timeout(GIVEN_S_MAX):
             await node.ask(asked, Done)
     except (MillstreamError, TimeoutError) as error:
-        _LOG.info("node %s does not keep _local/%s of %s: %s", node.at, asked.id, bucket, error)
+        _LOG.info("node %s does not keep a local document of %s: %s", node.at, bucket, error)
 
 
 async def _read(running: BucketEngine, asked: ReadStored) -> StoredList:

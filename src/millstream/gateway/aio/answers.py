@@ -15,7 +15,7 @@ from aiohttp import web
 
 from millstream.access.users import Right, User
 from millstream.documents.json_text import LARGE_BYTES
-from millstream.errors import AccessError, UsageError
+from millstream.errors import AccessError, MillstreamError, UsageError
 from millstream.gateway.aio.parsing import decoded
 from millstream.gateway.aio.room import hold
 from millstream.gateway.core.api.node import NodeApi
@@ -42,6 +42,8 @@ __all__ = [
     "design_of",
     "is_bearer",
     "joined",
+    "loggable",
+    "page_of",
     "raw_answer",
     "read_body",
     "read_object",
@@ -106,6 +108,18 @@ def design_of(request: web.Request) -> tuple[str, str]:
 def is_bearer(authorization: str) -> bool:
     """Return whether the header `Authorization` shows a token."""
     return authorization.partition(" ")[0].lower() == "bearer"
+
+
+def page_of(request: web.Request) -> str:
+    """Return the address of a page as it is declared: logs name no documents."""
+    resource = request.match_info.route.resource
+    return "?" if resource is None else resource.canonical
+
+
+def loggable(error: MillstreamError) -> str:
+    """Return an error as logs have it: what a function threw may be a document."""
+    is_thrown = type(error) is MillstreamError
+    return "a function of a design document failed" if is_thrown else str(error)
 
 
 async def read_body(request: web.Request, bytes_max: int) -> bytes:

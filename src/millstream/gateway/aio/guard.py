@@ -36,6 +36,8 @@ from millstream.gateway.aio.answers import (
     USER,
     answer,
     is_bearer,
+    loggable,
+    page_of,
 )
 from millstream.gateway.aio.room import hold_in_room
 from millstream.gateway.aio.streaming import forget_frames
@@ -80,10 +82,7 @@ async def _errors_as_json(request: web.Request, handler: Handler) -> web.StreamR
         status = http_status_of(error)
         headers = {"WWW-Authenticate": _challenge(request)} if status == 401 else None
         if status >= 500:
-            # What a function threw is text of its own, and may be a document.
-            is_thrown = type(error) is MillstreamError
-            what = "a function of a design document failed" if is_thrown else error
-            _LOG.warning("%s %s: %s", request.method, _page_of(request), what)
+            _LOG.warning("%s %s: %s", request.method, page_of(request), loggable(error))
         return answer(body_of(error, request.path), status=status, headers=headers)
     except web.HTTPException as error:
         allowed = error.headers.get("Allow")
@@ -100,14 +99,8 @@ async def _errors_as_json(request: web.Request, handler: Handler) -> web.StreamR
         _LOG.debug("%s %s: the client has gone", request.method, request.path)
         return answer(body_of_status(400), status=400)
     except Exception:  # noqa: BLE001 - the top of a request: log once, tell nothing
-        _LOG.exception("%s %s failed", request.method, _page_of(request))
+        _LOG.exception("%s %s failed", request.method, page_of(request))
         return answer(body_of_status(500), status=500)
-
-
-def _page_of(request: web.Request) -> str:
-    """Return the address of a page as it is declared: logs name no documents."""
-    resource = request.match_info.route.resource
-    return "?" if resource is None else resource.canonical
 
 
 def _unreadable(error: Exception) -> UsageError:

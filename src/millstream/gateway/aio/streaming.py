@@ -22,7 +22,7 @@ from aiohttp import web
 
 from millstream.documents.reading import Piece
 from millstream.errors import MillstreamError
-from millstream.gateway.aio.answers import SHARES
+from millstream.gateway.aio.answers import SHARES, loggable, page_of
 from millstream.gateway.aio.room import hold_copies
 from millstream.runtime.pace import Turns
 
@@ -151,7 +151,7 @@ async def send_pieces(
             await _write(response, _hold(piece))
             await turns.give()
     except MillstreamError as error:
-        _LOG.warning("%s %s was cut off: %s", request.method, request.path, error)
+        _LOG.warning("%s %s was cut off: %s", request.method, page_of(request), loggable(error))
         _cut(request)
         return response
     except ConnectionError as error:

@@ -1,5 +1,8 @@
 import gzip
 
+from millstream.errors import MillstreamError, UsageError
+from millstream.gateway.aio.answers import loggable
+
 
 async def test_who_is_nobody_may_look_at_the_door_only(guarded, body):
     await body(await guarded.get("/"))
@@ -33,3 +36,8 @@ async def test_a_body_may_come_compressed(client, body):
     await body(await client.put("/orders/y", data=b"{}", headers=coded), 400)
     other = coded | {"Content-Encoding": "br"}
     await body(await client.put("/orders/y", data=b"{}", headers=other), 415)
+
+
+def test_logs_have_nothing_that_a_function_threw():
+    assert loggable(UsageError("the bucket is not there")) == "the bucket is not there"
+    assert "secret" not in loggable(MillstreamError("the secret of a document", code="thrown"))

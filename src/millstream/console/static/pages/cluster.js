@@ -89,7 +89,7 @@ function Nodes({ data, onChanged }) {
     { name: "Active", isNumber: true, show: (/** @type {any} */ row) => whole(row.active) },
     { name: "Replicas", isNumber: true, show: (/** @type {any} */ row) => whole(row.replica) },
     { name: "Index parts", isNumber: true, show: (/** @type {any} */ row) => whole(row.index) },
-    { name: "Note", show: (/** @type {any} */ row) => [row.note, row.by && `by ${row.by}`, row.has_space === false && "the disk is nearly full"].filter(Boolean).join(", ") },
+    ...(data.nodes.some(noteOf) ? [{ name: "Note", show: noteOf }] : []),
     { name: "Change", show: (/** @type {any} */ row) => html`<span class="nowrap"><button type="button" onClick=${act(row, "failover")}>Fail over</button> <button type="button" onClick=${act(row, "remove")}>Remove</button></span>` },
   ];
   return html`<section class="panel"><header><h2>Nodes</h2></header>
@@ -119,4 +119,9 @@ function FailOvers({ data, onChanged }) {
     ${count >= max && html`<p class="stale">No node is failed over by itself any more, until the count is reset or a rebalance has ended.</p>`}
     ${last.length ? html`<${Table} label="Last fail-overs" columns=${columns} rows=${[...last].reverse()} keyOf=${(/** @type {any} */ row) => `${row.node}/${row.at_ms}`} />` : html`<p class="muted">No node was failed over.</p>`}
   </section>`;
+}
+
+/** Return what is to be said of a node; mostly nothing. @param {any} row */
+function noteOf(row) {
+  return [row.note, row.by && `by ${row.by}`, row.has_space === false && "the disk is nearly full"].filter(Boolean).join(", ");
 }

@@ -9,13 +9,16 @@ Elsewhere: the streams (`upr.core.producer`), leases (`kv.core.leases`).
 
 from __future__ import annotations
 
-from dataclasses import asdict
+from collections.abc import AsyncIterator
 from typing import Any, Final
 
+import msgspec
 from aiohttp import web
 
-from millstream.gateway.aio.answers import NODE_API, answer, require
+from millstream.gateway.aio.answers import NODE_API, require
+from millstream.gateway.aio.streaming import stream
 from millstream.gateway.core.api.node import ReaderStatus
+from millstream.runtime.pace import Turns
 
 __all__ = ["KINDS", "kind_of", "routes"]
 
@@ -34,16 +37,29 @@ def kind_of(name: str) -> str:
 
 
 def _shown(reader: ReaderStatus) -> dict[str, Any]:
-    streams = [stream._asdict() for stream in reader.streams]
     return {
-        **asdict(reader),
-        "streams": streams,
+        "name": reader.name,
         "kind": kind_of(reader.name),
+        "address": reader.address,
+        "user": reader.user,
         "lag": max((stream.lag for stream in reader.streams), default=0),
+        "bytes_waiting": reader.bytes_waiting,
+        "sent_bytes": reader.sent_bytes,
+        "streams": [stream._asdict() for stream in reader.streams],
     }
 
 
-async def _readers(request: web.Request) -> web.Response:
+async def _pieces(readers: list[ReaderStatus], leases: list[Any]) -> AsyncIterator[bytes]:
+    """Yield the answer; others have turns between readers."""
+    turns, encode = Turns(), msgspec.json.encode
+    yield b'{"readers":['
+    for number, reader in enumerate(readers):
+        await turns.give()
+        yield (b"," if number else b"") + encode(_shown(reader))
+    yield b'],"leases":%b}\n' % encode(leases)
+
+
+async def _readers(request: web.Request) -> web.StreamResponse:
     """Tell who reads a bucket, how far each is, and which leases there are.
 
     Right: admin.
@@ -59,7 +75,7 @@ async def _readers(request: web.Request) -> web.Response:
         }
         for lease in api.leases(name)
     ]
-    return answer({"readers": [_shown(one) for one in readers], "leases": leases})
+    return await stream(request, _pieces(readers, leases), {})
 
 
 def routes() -> list[web.RouteDef]:

@@ -42,7 +42,7 @@ SESSIONS_MAX: Final = 32
 IDLE_S: Final = 120.0
 ANSWER_S: Final = 5.0
 """How long a command may wait, for example for a lock."""
-REPLY_VALUES_MAX: Final = 20_000
+REPLY_VALUES_MAX: Final = 5_000
 """Values in a reply that is shown; a longer one is refused."""
 WATCHERS_MAX: Final = 32
 BEAT_S: Final = 10.0
@@ -201,8 +201,7 @@ async def _command(request: web.Request) -> web.Response:
         reply = await ask_node(client, *words, limit_s=ANSWER_S)
     else:
         reply = await sessions.say(asked.session, user, password, words)
-    left = [REPLY_VALUES_MAX]
-    return answer({"reply": _shown(reply, left)})
+    return answer({"reply": await asyncio.to_thread(_shown, reply, [REPLY_VALUES_MAX])})
 
 
 def _shown(value: Any, left: list[int]) -> Any:

@@ -104,7 +104,10 @@ async def _partitions(api: Any) -> dict[str, Any]:
     for status in api.bucket_statuses():
         await turns.give()
         try:
-            found[status.name] = [asdict(one) for one in api.partition_statuses(status.name)]
+            copies = found[status.name] = list[Any]()
+            for one in api.partition_statuses(status.name):
+                await turns.give()
+                copies.append(asdict(one))
         except MillstreamError as error:
             found[status.name] = {"error": str(error)}
     return found

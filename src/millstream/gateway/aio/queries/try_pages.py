@@ -29,6 +29,8 @@ from millstream.views.core.reduce.values import reduce_values
 __all__ = ["DOCUMENTS_MAX", "TRIES", "TRIES_MAX", "routes"]
 
 DOCUMENTS_MAX: Final = 100
+BYTES_MAX: Final = 32 * 1024 * 1024
+"""The documents end with the one that exceeds this."""
 ROWS_SHOWN_MAX: Final = 1_000
 """Rows of one document that are shown; a reduce gets no more either."""
 TRIES_MAX: Final = 2
@@ -61,14 +63,15 @@ async def _try(request: web.Request) -> web.Response:
         asked = msgspec.convert(content, _Try)
     except msgspec.ValidationError as error:
         raise UsageError(f"the body of {request.path}: {error}") from error
-    found = list[tuple[str, bytes]]()
+    found, size = list[tuple[str, bytes]](), 0
     documents = request.app[NODE_API].scan.documents(
         bucket, asked.start, None, descending=False, conflicts=False
     )
     async with aclosing(documents):
         async for one in documents:
             found.append(one)
-            if len(found) >= asked.limit:
+            size += len(one[1])
+            if len(found) >= asked.limit or size > BYTES_MAX:
                 break
     try:
         async with asyncio.timeout(WAIT_S):

@@ -1,5 +1,7 @@
 """Who reads a bucket, as told over HTTP."""
 
+import asyncio
+
 import pytest
 
 from millstream.gateway.aio.answers import NODE_API
@@ -47,3 +49,26 @@ def test_a_name_tells_what_a_reader_is():
     assert kind_of("millstream-consumer-1") == "consumer"
     assert kind_of("millstream-bulk-1") == "bulk"
     assert kind_of("<script>") == "other"
+
+
+async def test_many_readers_of_many_partitions_hold_up_nothing(client, body, monkeypatch):
+    """In one step, 100 readers of 1,024 partitions took a second."""
+    streams = [StreamAt(p, "in-memory", p, 0) for p in range(1024)]
+    many = [ReaderStatus(f"r{n}", "", "", 0, 0, streams) for n in range(100)]
+
+    async def readers(_):
+        return many
+
+    monkeypatch.setattr(client.app[NODE_API], "readers", readers, raising=False)
+    monkeypatch.setattr(client.app[NODE_API], "leases", lambda _: [], raising=False)
+
+    async def ask():
+        return await body(await client.get(PATH))
+
+    turns, asked = 0, asyncio.ensure_future(ask())
+    while not asked.done():
+        await asyncio.sleep(0)
+        turns += 1
+    found = await asked
+    assert [len(one["streams"]) for one in found["readers"]] == [1024] * 100
+    assert turns > 20
