@@ -289,7 +289,7 @@ def command(
         print(f"the node runs, pid {pid}, log {log}; `kill {pid}` stops it", file=sys.stderr)
         from millstream.node.processes.supervisor import console_address
 
-        if (console := console_address(settings, ready["http"])) is not None:
+        if (console := console_address(settings, ready.get("http"))) is not None:
             print(f"the console is at {console}", file=sys.stderr)
         return
     if log_file is not None:
