@@ -48,6 +48,7 @@ BUT: dict[str, dict[str, str]] = {
 """Headings below which nothing is pasted, and why."""
 NOT_PASTED = {
     "backup": SPARK, "lake": SPARK, "spark": SPARK, "spark-views": SPARK,
+    "console": "it has no commands: tests/console",
     "coordination-files": "mounting needs root: tests/conformance/test_9p_tools.py",
     "following": f"{EVER}: tests/e2e/test_following.py",
     "lost-majority": "five nodes, of which some are killed: tests/e2e/test_lost_majority.py",
