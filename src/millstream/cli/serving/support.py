@@ -43,7 +43,7 @@ def command(out: OutOption = None, *, at: NodeOptions) -> None:
                 file.write(piece)
     except FileExistsError as error:
         raise UsageError(f"{path} is there already: name another file by --out") from error
-    except BaseException:
+    except BaseException:  # also when interrupted: half an archive is not left
         path.unlink(missing_ok=True)
         raise
     sys.stderr.write(f"wrote {path}, {path.stat().st_size} bytes\n")

@@ -124,7 +124,7 @@ class CoordinationSessions:
         async with found.turn:
             try:
                 await client.__aenter__()
-            except BaseException:
+            except BaseException:  # also when cancelled: nobody can use it
                 del self._sessions[key]
                 raise
         if not len(self._tasks):
