@@ -4,8 +4,8 @@
     GET  /_millstream/coordination/watch?path=/a&scope=TREE    server-sent events `change`
 
 Invariants:
-1. A command is said as the user who asks, with the password of that request (HTTP Basic): never as
-   the node. Without users there is nobody to log in.
+1. A command runs as the user of the request, with its password (HTTP Basic), never as the node.
+   Without users nobody logs in.
 2. Requests with the same `session` share a session of coordination, so they keep locks and
    ephemeral elements. It ends when nothing was asked for `IDLE_S`, or with the node's pages. There
    are at most `SESSIONS_MAX`.
