@@ -33,6 +33,7 @@ __all__ = [
     "WhileThere",
     "as_they_come",
     "forget_frames",
+    "send_events",
     "send_pieces",
     "stream",
 ]
@@ -160,6 +161,15 @@ async def send_pieces(
         return response
     await response.write_eof()
     return response
+
+
+async def send_events(request: web.Request, events: AsyncIterator[bytes]) -> web.StreamResponse:
+    """Send server-sent events as they come, for as long as the client is there."""
+    response = web.StreamResponse()
+    response.content_type = "text/event-stream"
+    response.enable_chunked_encoding()
+    with WhileThere(request):
+        return await send_pieces(request, response, events)
 
 
 def forget_frames(error: ConnectionError) -> None:

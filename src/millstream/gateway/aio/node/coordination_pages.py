@@ -32,7 +32,7 @@ from millstream.coordination.core.client.events import ErrorReply
 from millstream.errors import AccessError, UnavailableError, UsageError
 from millstream.gateway.aio.answers import NODE_API, STILL, USER, answer, read_object
 from millstream.gateway.aio.guard import basic_credentials
-from millstream.gateway.aio.streaming import WhileThere, send_pieces
+from millstream.gateway.aio.streaming import send_events
 from millstream.gateway.core.api.node import CommonNodeApi
 from millstream.runtime.tasks import Tasks
 
@@ -249,13 +249,9 @@ async def _watch(request: web.Request) -> web.StreamResponse:
             f"{WATCHERS_MAX} elements are watched already", code="too_many_readers"
         )
     client = _client(request.app[NODE_API], user, password)
-    response = web.StreamResponse()
-    response.content_type = "text/event-stream"
-    response.enable_chunked_encoding()
     sessions.watchers += 1
     try:
-        with WhileThere(request):
-            return await send_pieces(request, response, _changes(request, client, path, scope))
+        return await send_events(request, _changes(request, client, path, scope))
     finally:
         sessions.watchers -= 1
 

@@ -33,7 +33,7 @@ from millstream.errors import AccessError, MillstreamError, UnavailableError, Us
 from millstream.gateway.aio.answers import NODE_API, STILL, USER, answer, require
 from millstream.gateway.aio.describing import takes
 from millstream.gateway.aio.node.security_pages import certificates
-from millstream.gateway.aio.streaming import WhileThere, send_pieces, stream
+from millstream.gateway.aio.streaming import send_events, stream
 from millstream.gateway.core.api.node import CommonNodeApi, NodeMetrics
 from millstream.gateway.core.health import Reason, health_of, state_of
 from millstream.gateway.core.samples import LEVELS, Key, Samples, Window, rates
@@ -372,13 +372,9 @@ async def _events(request: web.Request) -> web.StreamResponse:
         raise UnavailableError(
             f"{EVENT_READERS_MAX} streams of events are open already", code="too_many_readers"
         )
-    response = web.StreamResponse()
-    response.content_type = "text/event-stream"
-    response.enable_chunked_encoding()
     observer.readers += 1
     try:
-        with WhileThere(request):
-            return await send_pieces(request, response, _event_texts(request, topics))
+        return await send_events(request, _event_texts(request, topics))
     finally:
         observer.readers -= 1
 
