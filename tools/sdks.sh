@@ -59,7 +59,8 @@ echo "SDKs: Node"
     cd node
     installed=node_modules/.package-lock.json
     if [ -z "$(find $installed -newer package-lock.json 2>/dev/null)" ]; then
-        npm ci --ignore-scripts
+        # Not `npm ci`: it refuses a lock without the package for Windows, which not all registries have.
+        npm install --no-save --ignore-scripts
         touch $installed
     fi
 )
