@@ -65,7 +65,8 @@ def write(
 
     def is_written() -> bool:
         tried[key] = number
-        # The SDK for Rust never stops waiting for the node that was killed: its user has to.
+        # The SDKs for Node and Rust wait for the node that was killed, though a later map names
+        # another one: their users' time-outs end that.
         answer = client.ask("upsert", key=key, value={"n": number}, majority=True, limit_s=10)
         assert answer.get("error") in {None, *AMBIGUOUS}, answer
         answers.append(answer)

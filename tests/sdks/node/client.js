@@ -114,6 +114,7 @@ function options(c) {
   const found = {}
   if (c.cas) found.cas = c.cas
   if (c.expiry_s) found.expiry = c.expiry_s
+  if (c.limit_s) found.timeout = c.limit_s * 1000
   if (c.majority) found.durabilityLevel = couchbase.DurabilityLevel.Majority
   return found
 }
