@@ -72,6 +72,7 @@ _TEXT_SUFFIXES = {
     ".pyi", "",
 }  # fmt: skip
 _SKIPPED_FOLDERS = {"build", "dist", "site", "demo-out", "artifacts", "spark-warehouse"}
+_FOREIGN = {"__pycache__", "node_modules", "vendor"}
 _PIN = re.compile(r"^([\w.-]+)(?:\[[^\]]*\])?==", re.MULTILINE)
 OUR_OWN: Final = {"millstream-accelerator"}
 _MENTION = re.compile(r"\bdocs/[\w./-]+\.md\b")
@@ -316,7 +317,7 @@ def _parsed(path: Path) -> ast.Module:
 
 
 def _modules(folder: Path) -> list[Path]:
-    return sorted(folder.rglob("*.py"))
+    return sorted(path for path in folder.rglob("*.py") if not _FOREIGN & {*path.parts})
 
 
 def _texts(root: Path) -> Iterator[Path]:
@@ -330,8 +331,7 @@ def _texts(root: Path) -> Iterator[Path]:
             continue
         if path.suffix == ".c" and path.with_suffix(".pyx").exists():  # compiled from it
             continue
-        foreign = {"__pycache__", "node_modules", "vendor"} & {*inside.parts}
-        if path != Path(__file__) and not foreign:
+        if path != Path(__file__) and not _FOREIGN & {*inside.parts}:
             yield path
 
 
