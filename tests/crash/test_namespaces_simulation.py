@@ -47,7 +47,7 @@ def test_what_clients_of_namespaces_are_told_is_right(conditions: str) -> None:
 
 def test_who_keeps_a_subscription_hears_all_though_its_queue_is_often_full() -> None:
     faults = frozenset(("namespaces", "partition", "slow_node", "clog"))
-    outcomes = [run(seed, Options(only=faults, fixed=CONDITIONS_OF_PLANTS)) for seed in (0, 3)]
+    outcomes = [run(seed, Options(only=faults, fixed=CONDITIONS_OF_PLANTS)) for seed in (0, 2)]
     assert [outcome.wrong for outcome in outcomes] == [None] * len(outcomes)
     assert sum(outcome.counts["overrun"] for outcome in outcomes) > 5
 
