@@ -148,9 +148,8 @@ async def test_why_connections_of_a_host_are_closed_is_logged_once(
         for _ in range(3):
             assert (await talk(pair.place, b"GET / HTTP/1.1\r\n\r\n")).startswith(b"e=")
         told = [one for one in caplog.records if one.levelname == "WARNING"]
-        assert [one.getMessage() for one in told] == [
-            "a connection of a node at 127.0.0.1 is closed: it does not speak the protocol of nodes"
-        ]
+        said = "a connection of a node at 127.0.0.1 is closed: it does not speak the protocol"
+        assert [one.getMessage() for one in told] == [f"{said} of nodes"]
         monkeypatch.setattr(module, "TOLD_S", 0.0)
         await talk(pair.place, b"GET / HTTP/1.1\r\n\r\n")
         assert len([one for one in caplog.records if one.levelname == "WARNING"]) == 2

@@ -195,7 +195,7 @@ class Marks(Family):
         return [update for update in self._updates(place, mark) if update.lsn > after_lsn]
 
     def contradict(self, place: Place, epoch: int, lsn: int) -> bool:
-        """Return whether an entry of this epoch and LSN is of another history: epochs never fall."""
+        """Return whether an entry so numbered is of another history: epochs never fall."""
         mark = self.at(place)
         return mark is not None and any(
             (one.epoch > epoch and one.lsn <= lsn) or (one.epoch < epoch and one.lsn >= lsn)
