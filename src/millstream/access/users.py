@@ -26,8 +26,9 @@ import secrets
 import shlex
 import threading
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
+from operator import attrgetter
 from pathlib import Path
 from typing import Any, Final, Protocol
 from zlib import crc32
@@ -139,6 +140,8 @@ class UserStore:
         if node_secret:
             self._node = User(NODE_USER, (ADMIN,), fresh_verifiers(node_secret))
         self._failures = FailedLogins()
+        self.failed_elsewhere: Callable[[], Iterable[FailedLogin]] = lambda: ()
+        """Returns the failed log-ins that another process of the node has counted."""
         if path is not None and path.exists():
             self._load(path)
         elif path is not None and self._is_noted:
@@ -327,9 +330,19 @@ class UserStore:
             return self._failures.ended(name, source, self._now(), is_right=is_right)
 
     def failed_logins(self, count: int) -> list[FailedLogin]:
-        """Return the last log-ins that failed, at most `count`, the last one first."""
+        """Return the last log-ins that failed, at most `count`, the last one first.
+
+        What two processes counted of one name and place is one.
+        """
         with self._lock:
-            return self._failures.newest(count, self._now())
+            here = self._failures.newest(count, self._now())
+        found = {one[:2]: one for one in here}
+        for one in self.failed_elsewhere():
+            if (known := found.get(one[:2])) is not None:
+                ago_s = min(known.ago_s, one.ago_s)
+                one = one._replace(failures=known.failures + one.failures, ago_s=ago_s)
+            found[one[:2]] = one
+        return sorted(found.values(), key=attrgetter("ago_s"))[:count]
 
     def _checked(self, name: str, password: str) -> User | None:
         try:

@@ -269,7 +269,7 @@ def _map(directory: Path, _: Entry) -> str:
 
 
 def _local(directory: Path, _: Entry) -> str:
-    if accept_local(directory / LOCAL):
+    if accept_local(directory / LOCAL, directory.name):
         return "local documents and settings are taken as they are"
     aside = _set_aside(directory / LOCAL)
     return (

@@ -217,7 +217,7 @@ def _check_bucket(
         placed = find_adopted(path, record) or find_map(path, record)
         if placed is not None:
             found.map_revision, found.node_name = placed.bucket_map.revision, placed.node_name
-        check_local(path / LOCAL, must_be_there=LOCAL in entry.parts)
+        check_local(path / LOCAL, must_be_there=LOCAL in entry.parts, owner=record.uuid)
         found.damaged_attachments = damaged_blobs(path / "blobs")
         _check_log(path, found, tell, entry.log)
     except MillstreamError as error:

@@ -510,6 +510,7 @@ class Engine:
         stack.push_async_callback(self.index_parts.stop)
         self.index_parts.start()
         if "http" in bound:
+            self.users.failed_elsewhere = self.coordination.failed_logins
             tokens = keep_tokens(self.settings, stack, self._set_of_tokens)
             http = HttpServer(self, tokens=tokens, shares=self._kv.shares)
             stack.push_async_callback(http.stop)

@@ -13,8 +13,9 @@ from __future__ import annotations
 import asyncio
 import os
 import socket
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 
+from millstream.access.failed_logins import FailedLogin
 from millstream.data_directory.ownership import (
     DataDirectory,
     put_coordination_aside,
@@ -132,3 +133,7 @@ class OwnCoordination:
     def token_settings(self) -> Mapping[str, str]:
         """Return the settings of tokens that apply to all nodes."""
         return self._process.token_settings if self._process is not None else {}
+
+    def failed_logins(self) -> Sequence[FailedLogin]:
+        """Return the log-ins that failed at the ports of coordination."""
+        return self._process.failed_logins if self._process is not None else ()

@@ -4,7 +4,7 @@ import stat
 
 import pytest
 
-from millstream.access.failed_logins import FAILED_LOGINS_MAX, PAUSE_S
+from millstream.access.failed_logins import FAILED_LOGINS_MAX, PAUSE_S, FailedLogin
 from millstream.access.scram_client import ScramClient
 from millstream.access.users import NODE_USER, REMEMBERED_MAX, UserStore
 from millstream.errors import AccessError, ConditionError, CorruptionError, UsageError
@@ -347,3 +347,16 @@ def test_a_new_password_lets_in_who_failed_with_the_old_one(tmp_path, is_elsewhe
     mine.refresh()
     assert mine.judge_password("bob", "no", "here") == (None, 0.0)
     assert mine.check_password("bob", "new", "here") is not None
+
+
+def test_what_another_process_of_the_node_counted_is_among_the_failed_logins():
+    users = UserStore()
+    for name in ("eve", "eve", "mallory"):
+        assert users.check_password(name, "guess", "here") is None
+    users.failed_elsewhere = lambda: (
+        FailedLogin("eve", "here", 3, 50.0), FailedLogin("eve", "there", 1, 60.0),
+    )  # fmt: skip
+    told = [one[:3] for one in users.failed_logins(9)]
+    assert sorted(told[:2]) == [("eve", "here", 5), ("mallory", "here", 1)]
+    assert told[2:] == [("eve", "there", 1)]
+    assert len(users.failed_logins(2)) == 2

@@ -37,6 +37,7 @@ from millstream.coordination.aio.client.group_clients import words_of
 from millstream.coordination.core.client.errors import LockedError, MissingError
 from millstream.coordination.core.client.resumed_subscription import Change
 from millstream.errors import AccessError, MillstreamError, UsageError
+from millstream.vsr.core.versions import Version, parse_version
 
 __all__ = ["app"]
 
@@ -53,8 +54,12 @@ ScopeOption = Annotated[
 ]
 DataOption = Annotated[bool, typer.Option("--data", help="Print the data that was put, too.")]
 AfterOption = Annotated[
-    int | None,
-    typer.Option("--after", min=0, metavar="LSN", help="Go on after a change printed before."),
+    str | None,
+    typer.Option(
+        "--after",
+        metavar="VERSION|LSN",
+        help="Go on after a change printed before; its version also tells histories apart.",
+    ),
 ]
 PrefixOption = Annotated[
     bool, typer.Option("--prefix", help="All elements whose paths begin so; /app/ for all below.")
@@ -74,8 +79,9 @@ def watch(
     at: NodeOptions,
 ) -> None:
     """Print what happens to an element, and below it, as JSON lines until Ctrl-C."""
+    known = None if after is None else _position(after)
     client = _client(coord, at)
-    asyncio.run(_until_told(_watch(client, path, scope.upper(), with_data=data, after=after)))
+    asyncio.run(_until_told(_watch(client, path, scope.upper(), with_data=data, after=known)))
 
 
 @app.command("get")
@@ -108,8 +114,19 @@ async def _until_told(work: Coroutine[Any, Any, None]) -> None:
         await work
 
 
+def _position(text: str) -> int | Version:
+    """Understand `--after`."""
+    if version := parse_version(text.encode()):
+        return version
+    if not (text.isascii() and text.isdigit()):
+        raise UsageError(
+            f"--after {text!r} is neither a version, as in 0:1:42, nor an LSN", code="bad_position"
+        )
+    return int(text)
+
+
 async def _watch(
-    client: AsyncClient, path: str, scope: str, *, with_data: bool, after: int | None
+    client: AsyncClient, path: str, scope: str, *, with_data: bool, after: int | Version | None
 ) -> None:
     async with (
         client,

@@ -9,9 +9,10 @@ Invariants:
 2. Where a login is required, nothing is received from a node that has not logged in, nor as a user
    who was dropped. Connections without a login give way to new ones.
 3. Invalid bytes end the connection. Its node dials again.
-4. A node that cannot be reached is dialled at most once each `BACKOFF_S_MAX`, and only while there
-   is something to send.
+4. A node that cannot be reached, or hangs up at once, is dialled at most once each
+   `BACKOFF_S_MAX`, and only while there is something to send.
 5. Receiving gives the loop back after `TURN_S`.
+6. Why connections from a host are closed is logged once in `TOLD_S`, however many come.
 
 Elsewhere: the frames (`vsr.core.messages`), dispatch (`aio.coordinator`).
 docs/reference/coordination-messages.md.
@@ -48,6 +49,8 @@ __all__ = [
     "OUTGOING_BYTES_MAX",
     "OUTGOING_MAX",
     "STRANGERS_MAX",
+    "TOLD_MAX",
+    "TOLD_S",
     "TURN_S",
     "UNACKNOWLEDGED_S",
     "Peers",
@@ -77,6 +80,10 @@ UNACKNOWLEDGED_S: Final = 3.0
 """A connection is closed after this time without a sign that bytes arrive."""
 IDLE_S: Final = 60.0
 """A connection over which nothing was sent for so long is closed."""
+TOLD_S: Final = 60.0
+"""The same reason to close connections from one host is not logged again for so long."""
+TOLD_MAX: Final = 256
+"""Most such reasons that are remembered."""
 TURN_S: Final = 0.004
 """How long messages of one connection are looked at before others have their turn."""
 _READ_BYTES: Final = 256 * 1024
@@ -124,6 +131,8 @@ class Peers:
         self._handshakes: Handshakes | None = None
         self._incoming: dict[asyncio.StreamWriter, str] = {}
         self._strangers: dict[asyncio.StreamWriter, None] = {}
+        self._told: dict[tuple[str, str], float] = {}
+        """Host and reason -> when it was logged; the oldest first."""
         self.tasks = Tasks()
         self.dropped_total = 0
         """Messages that found no room or no connection."""
@@ -224,10 +233,21 @@ class Peers:
             pass
         except (MillstreamError, asyncio.LimitOverrunError) as error:
             is_known = isinstance(error, MillstreamError) and error.code == "refused_node"
-            level = logging.DEBUG if is_known else logging.WARNING  # the pool has said it once
-            _LOG.log(level, "a connection of a node is closed: %s", error)
+            self._tell(writer, str(error), is_known=is_known)  # the pool has said what is known
         finally:
             writer.close()
+
+    def _tell(self, writer: asyncio.StreamWriter, why: str, *, is_known: bool) -> None:
+        peer = writer.get_extra_info("peername")
+        host, now_s = str(peer[0]) if peer else "?", time.monotonic()
+        is_told = now_s - self._told.get((host, why), -TOLD_S) < TOLD_S
+        if not is_told:
+            self._told.pop((host, why), None)
+            self._told[host, why] = now_s
+            if len(self._told) > TOLD_MAX:
+                del self._told[next(iter(self._told))]
+        level = logging.DEBUG if is_known or is_told else logging.WARNING
+        _LOG.log(level, "a connection of a node at %s is closed: %s", host, why)
 
     async def _welcome(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> str:
         """Return who it is, if that was asked."""
@@ -331,9 +351,11 @@ class _Link:
     async def _run(self) -> None:
         backoff_s, said = BACKOFF_S, ""
         while self._loop.time() - self._sent_at < IDLE_S:
+            dialled_at, why = self._loop.time(), "it has closed the connection"
             try:
                 await self._connect_and_wait()
-                backoff_s, why = BACKOFF_S, "it has closed the connection"
+                if self._loop.time() - dialled_at >= BACKOFF_S_MAX:
+                    backoff_s = BACKOFF_S
             except _LOST as error:
                 why = str(error) or "no answer in time"
                 if isinstance(error, ConnectionRefusedError):

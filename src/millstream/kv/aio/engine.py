@@ -274,7 +274,7 @@ class BucketEngine:
             OSError: the directory cannot be used.
         """
         local = await asyncio.to_thread(
-            LocalStore, path / "local", must_be_there=has_local, on_begun=on_local
+            LocalStore, path / "local", owner=uuid, must_be_there=has_local, on_begun=on_local
         )
         try:
             store = await asyncio.to_thread(

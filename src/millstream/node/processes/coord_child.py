@@ -41,11 +41,13 @@ from millstream.runtime.process import BRIEFLY, calm_collector, give_memory_back
 from millstream.runtime.tasks import Tasks
 from millstream.storage.core.disk_errors import is_full
 
-__all__ = ["FIGURES_S", "SWITCH_S", "CoordOrder", "main"]
+__all__ = ["FAILED_LOGINS_TOLD_MAX", "FIGURES_S", "SWITCH_S", "CoordOrder", "main"]
 
 _LOG = logging.getLogger("millstream.node.processes.coord_child")
 FIGURES_S: Final = 1.0
 """How often the statistics are sent to the engine."""
+FAILED_LOGINS_TOLD_MAX: Final = 200
+"""Names and places of failed log-ins that the engine is told each time."""
 EXIT_FAILED: Final = 1
 SWITCH_S: Final = 0.0005
 """How long the loop may hold the interpreter while a thread that has synced waits for it."""
@@ -110,7 +112,7 @@ async def _run(order: CoordOrder, tell: Tell) -> int:
     sys.setswitchinterval(SWITCH_S)
     tell({"event": "ready"})
     tasks = Tasks(fail)
-    tasks.start(_tell_figures(coordinator, tell), name="figures for the engine")
+    tasks.start(_tell_figures(coordinator, users, tell), name="figures for the engine")
     tasks.start(keep_users(users, coordinator.user_changed), name="users of the node")
     if tokens is not None:
         tokens.start()
@@ -169,7 +171,7 @@ def _socket(descriptor: int | None) -> socket.socket | None:
     return None if descriptor is None else socket.socket(fileno=descriptor)
 
 
-async def _tell_figures(coordinator: Coordinator, tell: Tell) -> None:
+async def _tell_figures(coordinator: Coordinator, users: UserStore, tell: Tell) -> None:
     lag = LoopLag()
     lag.start()
     try:
@@ -186,8 +188,11 @@ async def _tell_figures(coordinator: Coordinator, tell: Tell) -> None:
                 "coord_process_loop_lag_worst_ms": lag.worst_ms,
                 **coordinator.figures(),
             }
-            said = coordinator.token_settings()
-            tell({"event": "figures", "figures": figures, "token_settings": said})
+            tell({
+                "event": "figures", "figures": figures,
+                "token_settings": coordinator.token_settings(),
+                "failed_logins": users.failed_logins(FAILED_LOGINS_TOLD_MAX),
+            })  # fmt: skip
     finally:
         lag.stop()
 

@@ -16,6 +16,7 @@ import sys
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Final
 
+from millstream.access.failed_logins import FailedLogin
 from millstream.errors import CorruptionError, UnavailableError
 from millstream.kv.core.statistics import NODE_FIGURES
 from millstream.node.processes.child_process import RESTARTS_MAX, START_S_MAX, ChildProcess
@@ -55,6 +56,8 @@ class CoordProcess(ChildProcess):
         self._said: Mapping[str, float] = {}
         self.token_settings: Mapping[str, str] = {}
         """As last reported; kept during a restart, so that no user is locked out."""
+        self.failed_logins: Sequence[FailedLogin] = ()
+        """Of its clients and of other nodes, as last reported."""
         self._is_up = self._goes_on = False
 
     async def until_ready(self) -> None:
@@ -86,10 +89,11 @@ class CoordProcess(ChildProcess):
         if event.get("event") == "figures":
             self._said = event["figures"]
             self.token_settings = event["token_settings"]
+            self.failed_logins = [FailedLogin(*one) for one in event["failed_logins"]]
 
     def is_gone(self) -> None:
         """Reset its statistics."""
-        self._is_up, self._said = False, {}
+        self._is_up, self._said, self.failed_logins = False, {}, ()
 
     def has_ended(self, code: int, event: dict[str, Any]) -> None:
         """Report the end to the waiting start, or to the node if the disk failed."""

@@ -18,6 +18,7 @@ from millstream.access.users import NODE_USER, UserStore
 from millstream.coordination.aio import peers as module
 from millstream.coordination.aio.peers import Peers
 from millstream.coordination.core.pool.messages import Address
+from millstream.errors import RemoteProtocolError
 from millstream.vsr.core.messages import (
     FRAME_BYTES_MAX,
     LENGTH,
@@ -26,7 +27,7 @@ from millstream.vsr.core.messages import (
     decode,
     encode,
 )
-from support.coordination.coordinators import GROUP, bound, until
+from support.coordination.coordinators import GROUP, WAIT_S, bound, until
 
 NODE = b"n" * 16
 SECRET = "a secret of sixteen"
@@ -109,6 +110,49 @@ async def test_a_node_that_comes_back_is_reached_again() -> None:
             return 3 in pair.got
 
         await until(arrived)
+
+
+async def test_a_node_that_hangs_up_at_once_is_dialled_as_rarely_as_a_lost_one(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """As a copy of another node's directory does, which stands at this node's address."""
+    pauses: list[float] = []
+    sleep = asyncio.sleep
+
+    async def slept(delay_s: float) -> None:
+        if delay_s >= module.BACKOFF_S / 2:
+            pauses.append(delay_s)
+        await sleep(min(delay_s, 0.001))
+
+    def hang_up(_: bytes) -> None:
+        raise RemoteProtocolError("it takes this node for another one", code="bad_greeting")
+
+    async with ends(dialler={"greeting": lambda _: encode(message(0))}) as pair:
+        pair.listener._on_frame = hang_up
+        with monkeypatch.context() as patched:
+            patched.setattr(module.random, "uniform", lambda _, most: most)
+            patched.setattr(module.asyncio, "sleep", slept)
+            pair.send(1)
+            async with asyncio.timeout(WAIT_S):
+                while len(pauses) < 6:
+                    await sleep(0.001)
+    assert pauses[:4] == [0.05, 0.1, 0.2, 0.4]
+    assert set(pauses[4:]) == {module.BACKOFF_S_MAX}
+
+
+async def test_why_connections_of_a_host_are_closed_is_logged_once(
+    caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(module, "TOLD_MAX", 2)
+    async with ends() as pair:
+        for _ in range(3):
+            assert (await talk(pair.place, b"GET / HTTP/1.1\r\n\r\n")).startswith(b"e=")
+        told = [one for one in caplog.records if one.levelname == "WARNING"]
+        said = "a connection of a node at 127.0.0.1 is closed: it does not speak the protocol"
+        assert [one.getMessage() for one in told] == [f"{said} of nodes"]
+        monkeypatch.setattr(module, "TOLD_S", 0.0)
+        await talk(pair.place, b"GET / HTTP/1.1\r\n\r\n")
+        assert len([one for one in caplog.records if one.levelname == "WARNING"]) == 2
 
 
 async def test_it_is_told_if_nobody_listens_at_an_address() -> None:

@@ -109,7 +109,9 @@ async def test_no_descriptor_for_a_figure_ends_nothing(monkeypatch):
     said = asyncio.get_running_loop().create_future()
     tasks = Tasks()
     tasks.start(
-        coord_child._tell_figures(Nothing(), lambda event: said.done() or said.set_result(event)),
+        coord_child._tell_figures(
+            Nothing(), UserStore(), lambda event: said.done() or said.set_result(event)
+        ),
         name="figures",
     )
     assert (await said)["figures"]["coord_process_resident_bytes"] == 0

@@ -74,8 +74,12 @@ async def test_clients_are_served_once_it_is_ready_and_again_after_its_death(mak
     assert process.token_settings == {}
     assert await ask(address, b"CONFIG", b"SET", b"GLOBAL", key, b"https://id") == b"+OK\r\n"
     await until(lambda: process.token_settings == {key.decode(): "https://id"})
+    assert (await ask(address, b"AUTH", b"eve", b"guess")).startswith(b"-")
+    await until(lambda: process.failed_logins)
+    assert [one[:3] for one in process.failed_logins] == [("eve", "127.0.0.1", 1)]
     os.kill(process.pid, signal.SIGKILL)
     await until(lambda: process.restarts_total == 1 and process.figures()["coord_process_up"])
+    assert not process.failed_logins
     assert await ask(address, b"GET", b"key") == b"$5\r\nvalue\r\n"
     assert process.token_settings == {key.decode(): "https://id"}
     await process.stop()

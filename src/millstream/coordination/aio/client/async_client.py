@@ -273,7 +273,7 @@ class AsyncClient(GroupClients):
 
     def subscribe(
         self, path: str, scope: str = "ELEMENT", *, with_data: bool = False,
-        after: int | None = None, durable: str | None = None,
+        after: int | Version | None = None, durable: str | None = None,
     ) -> Subscription:  # fmt: skip
         """Return the changes of an element, to be iterated over; on a connection of its own.
 
@@ -281,7 +281,8 @@ class AsyncClient(GroupClients):
             path: of the element; if it is moved, it is followed.
             scope: `ELEMENT`; `CHILDREN`: also which children it has; `TREE`: also all below.
             with_data: changes have the data of their moment.
-            after: go on after this LSN (`Subscription.lsn`); None: from now on.
+            after: go on after this LSN (`Subscription.lsn`), or after the change with this
+                version, which also tells whether it is of this history; None: from now on.
             durable: a name under which the group remembers, for this client's session, what was
                 worked off. A change was, once the next one is asked for or `async with` is left
                 without an error; who subscribes under the name again goes on behind that. `after`

@@ -70,7 +70,7 @@ class Subscription:
 
         MissingError: there is no such element.
         ConditionError: `history_lost`: some changes are not kept any more. Read the element,
-            then subscribe again without `after`, or after the number in the text.
+            then subscribe again without `after`, or after the number or version in the text.
         AccessError: it may not be read, or not any more.
     """
 

@@ -80,7 +80,8 @@ class Following:
         path: of the element.
         scope: one of `SCOPES`.
         with_data: have the data of each moment.
-        after: go on after this LSN; None: from now on.
+        after: go on after this LSN, or after the change with this version, which also names the
+            history; None: from now on.
 
     Raises:
         UsageError: `bad_scope`.
@@ -88,13 +89,13 @@ class Following:
 
     def __init__(
         self, path: str, scope: str = "ELEMENT", *, with_data: bool = False,
-        after: int | None = None,
+        after: int | Version | None = None,
     ) -> None:  # fmt: skip
         if scope not in SCOPES:
             raise UsageError(f"no scope {scope!r}: {', '.join(SCOPES)}", code="bad_scope")
-        self.lsn = after
+        self.lsn = after.lsn if isinstance(after, Version) else after
         """All up to there was heard, in full."""
-        self._version: Version | None = None
+        self._version: Version | None = after if isinstance(after, Version) else None
         """The version of the last change that was fully received. It also names the history."""
         self.seen = 0
         """No member that is behind this LSN will do."""

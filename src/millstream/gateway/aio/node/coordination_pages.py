@@ -36,7 +36,10 @@ from millstream.gateway.aio.streaming import send_events
 from millstream.gateway.core.api.node import CommonNodeApi
 from millstream.runtime.tasks import Tasks
 
-__all__ = ["ANSWER_S", "COORDINATION", "IDLE_S", "SESSIONS_MAX", "CoordinationSessions", "routes"]
+__all__ = [
+    "ANSWER_S", "COORDINATION", "IDLE_S", "REPLY_BYTES_MAX", "REPLY_VALUES_MAX", "SESSIONS_MAX",
+    "CoordinationSessions", "routes",
+]  # fmt: skip
 
 SESSIONS_MAX: Final = 32
 IDLE_S: Final = 120.0
@@ -44,6 +47,8 @@ ANSWER_S: Final = 5.0
 """How long a command may wait, for example for a lock."""
 REPLY_VALUES_MAX: Final = 5_000
 """Values in a reply that is shown; a longer one is refused."""
+REPLY_BYTES_MAX: Final = 8 * 1024 * 1024
+"""Bytes of its strings, keys of maps included."""
 WATCHERS_MAX: Final = 32
 BEAT_S: Final = 10.0
 _AT_NODE: Final = frozenset({b"ADMIN", b"INFO", b"VDS", b"PING", b"ECHO"})
@@ -201,25 +206,45 @@ async def _command(request: web.Request) -> web.Response:
         reply = await ask_node(client, *words, limit_s=ANSWER_S)
     else:
         reply = await sessions.say(asked.session, user, password, words)
-    return answer({"reply": await asyncio.to_thread(_shown, reply, [REPLY_VALUES_MAX])})
+    return answer({"reply": await asyncio.to_thread(_shown, reply, _Left())})
 
 
-def _shown(value: Any, left: list[int]) -> Any:
+class _Left:
+    """How much of a reply may still be shown."""
+
+    def __init__(self) -> None:
+        self._values, self._bytes = REPLY_VALUES_MAX, REPLY_BYTES_MAX
+
+    def take(self, value: Any) -> None:
+        """Count a value, or the key of one.
+
+        Raises:
+            UsageError: `too_large`.
+        """
+        self._values -= 1
+        self._bytes -= len(value) if isinstance(value, bytes | bytearray | str) else 0
+        if self._values < 0 or self._bytes < 0:
+            raise UsageError(
+                f"the reply has more than {REPLY_VALUES_MAX} values, or {REPLY_BYTES_MAX} bytes: "
+                "ask for less",
+                code="too_large",
+            )
+
+
+def _shown(value: Any, left: _Left) -> Any:
     """Return a reply as JSON: bytes as text, or in base64 where they are none.
 
     Raises:
         UsageError: `too_large`.
     """
-    left[0] -= 1
-    if left[0] < 0:
-        raise UsageError(
-            f"the reply has more than {REPLY_VALUES_MAX} values: ask for less", code="too_large"
-        )
+    left.take(value)
     if isinstance(value, ErrorReply):
         return {"error": str(value)}
     if isinstance(value, bytes | bytearray):
         return _text(bytes(value))
     if isinstance(value, Mapping):
+        for key in value:
+            left.take(key)
         return {str(_text(bytes(k)) if isinstance(k, bytes) else k): _shown(v, left)
                 for k, v in value.items()}  # fmt: skip
     if isinstance(value, list | tuple | set | frozenset):
@@ -272,7 +297,7 @@ async def _changes(
                     continue
                 change = coming.result()
                 coming = asyncio.ensure_future(anext(following))
-                shown = _shown(change._asdict(), [REPLY_VALUES_MAX])
+                shown = _shown(change._asdict(), _Left())
                 yield b"event: change\ndata: %b\n\n" % msgspec.json.encode(shown)
         finally:
             coming.cancel()

@@ -18,9 +18,12 @@ from typing import Final
 
 import lmdb
 
-__all__ = ["DIGEST_KEY", "as_digest", "digest_of", "is_readable", "scan_apart", "weight"]
+__all__ = [
+    "DIGEST_KEY", "OWNER_KEY", "as_digest", "digest_of", "is_readable", "scan_apart", "weight",
+]  # fmt: skip
 
 DIGEST_KEY: Final = b"d"
+OWNER_KEY: Final = b"b"
 _DIGEST_BYTES: Final = 16
 _SCAN_S_MAX: Final = 300.0
 _ALTERED: Final = "its entries are not what was written"

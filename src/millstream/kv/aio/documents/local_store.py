@@ -2,6 +2,7 @@
 
     key: "l" | id of a `_local` document      value: versions, newest first
     key: "s" | name of a setting              value: bytes
+    key: "b"                                  value: uuid of the bucket that it is of
     key: "d"                                  value: digest of all other entries
 
 A version of a `_local` document is stored with a stamp: the durable position of the database when
@@ -16,7 +17,8 @@ Invariants:
    smaller or deleted. Settings always fit.
 4. Nothing is read before all entries were verified against the digest, which changes with them in
    one transaction. After a clean stop the file `sum` also has a checksum of the whole file.
-5. A store that was created and is missing or damaged is never created anew: opening it fails.
+5. A store that was created and is missing or damaged, or is another bucket's, is never created
+   anew: opening it fails.
 
 Elsewhere: the form of a stamp (`documents.tokens`), its check (`kv.aio.engine`).
 Source: transitive checkpoints paper; docs/design/0029-documents.md.
@@ -27,6 +29,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from errno import EDQUOT, ENOSPC
 from operator import attrgetter
 from pathlib import Path
@@ -39,6 +42,7 @@ import msgspec
 from millstream.errors import ConditionError, CorruptionError, UnavailableError, UsageError
 from millstream.kv.aio.documents.local_scan import (
     DIGEST_KEY,
+    OWNER_KEY,
     as_digest,
     digest_of,
     is_readable,
@@ -122,12 +126,13 @@ class LocalStore:
     Args:
         path: of the directory.
         is_valid: whether a version's stamp is part of history, or need not be.
+        owner: uuid of the bucket; empty: any store is taken.
         must_be_there: something was stored before, so a missing store is a loss.
         on_begun: called in a thread after the first write, before it is acknowledged; it may raise
             OSError or MillstreamError.
 
     Raises:
-        CorruptionError: `local_lost`: it is missing or damaged.
+        CorruptionError: `local_lost`: it is missing or damaged, or another bucket's.
         UnavailableError: `disk_error`.
     """
 
@@ -136,10 +141,11 @@ class LocalStore:
         path: Path,
         is_valid: Callable[[Version], bool] = lambda _: True,
         *,
+        owner: str = "",
         must_be_there: bool = False,
         on_begun: Callable[[], None] = lambda: None,
     ) -> None:
-        self._path = path
+        self._path, self._owner = path, owner.encode()
         self.is_valid = is_valid
         self._on_begun = on_begun
         self._is_told = must_be_there
@@ -149,12 +155,15 @@ class LocalStore:
         self._has_deleted = True
         """Whether deleted documents may be among the entries."""
         if must_be_there or (path / _DATA).exists():
-            has_digest = check_local(path, must_be_there=must_be_there)
+            has_digest = check_local(path, must_be_there=must_be_there, owner=owner)
             self._has_sum = (path / _SUM).exists()
             environment = self._open()
             if not has_digest:
                 with environment.begin(write=True) as transaction:
                     transaction.put(DIGEST_KEY, digest_of(transaction))
+            if self._owner and _owner_in(environment) is None:  # of an older version
+                with suppress(UnavailableError):  # the next start tries again
+                    self._put(OWNER_KEY, self._owner)
 
     def _open(self) -> lmdb.Environment:
         if self._environment is None:
@@ -323,12 +332,13 @@ class LocalStore:
 
     def _put_document(self, key: bytes, versions: list[Version]) -> None:
         environment, value = self._open(), _encode(versions)
-        if self._has_deleted and environment.stat()["entries"] > LOCAL_DOCUMENTS_MAX:
+        entries_max = LOCAL_DOCUMENTS_MAX + bool(self._owner)
+        if self._has_deleted and environment.stat()["entries"] > entries_max:
             self._forget_deleted(environment)
         stat = environment.stat()
         pages = stat["branch_pages"] + stat["leaf_pages"] + stat["overflow_pages"]
         is_full = pages * stat["psize"] + len(value) > LOCAL_STORE_BYTES_MAX
-        if is_full or stat["entries"] > LOCAL_DOCUMENTS_MAX:  # one of them is the digest
+        if is_full or stat["entries"] > entries_max:  # one of them is the digest
             with environment.begin() as transaction:
                 before = transaction.get(key)
             if is_full:
@@ -363,11 +373,15 @@ class LocalStore:
             self._withdraw_sum()
             with environment.begin(write=True) as transaction:
                 digest = int.from_bytes(transaction.get(DIGEST_KEY, b""))
-                before = transaction.get(key)
-                if before is not None:
-                    digest -= weight(key, before)
-                transaction.put(key, value)
-                transaction.put(DIGEST_KEY, as_digest(digest + weight(key, value)))
+                is_owned = not self._owner or transaction.get(OWNER_KEY) is not None
+                new = {key: value} if is_owned else {OWNER_KEY: self._owner, key: value}
+                for each, content in new.items():
+                    before = transaction.get(each)
+                    digest += weight(each, content) - (
+                        0 if before is None else weight(each, before)
+                    )
+                    transaction.put(each, content)
+                transaction.put(DIGEST_KEY, as_digest(digest))
             if not self._is_told:
                 self._on_begun()
                 self._is_told = True
@@ -402,15 +416,34 @@ class LocalStore:
 # -- checks
 
 
-def check_local(path: Path, *, must_be_there: bool) -> bool:
+def check_local(path: Path, *, must_be_there: bool, owner: str = "") -> bool:
     """Check the store in a directory that no process has open; return whether it has a digest.
 
-    Changes nothing. Blocks.
+    Changes nothing. Blocks. `owner`: as for `LocalStore`.
 
     Raises:
-        CorruptionError: `local_lost`: it is missing or damaged.
+        CorruptionError: `local_lost`: it is missing or damaged, or another bucket's.
         OSError: it cannot be read.
     """
+    has_digest = _check_entries(path, must_be_there=must_be_there)
+    if owner and (path / _DATA).exists() and (path / _DATA).stat().st_size:
+        try:
+            with lmdb.open(str(path), readonly=True, lock=False) as environment:
+                found = _owner_in(environment)
+        except lmdb.Error as error:
+            raise _lost(path, str(error)) from error
+        if found not in (None, owner.encode()):
+            raise _lost(path, f"it is of the bucket {found.decode(errors='replace')}")
+    return has_digest
+
+
+def _owner_in(environment: lmdb.Environment) -> bytes | None:
+    with environment.begin() as transaction:
+        found: bytes | None = transaction.get(OWNER_KEY)
+    return found
+
+
+def _check_entries(path: Path, *, must_be_there: bool) -> bool:
     data = path / _DATA
     if not data.exists():
         if must_be_there:
@@ -430,10 +463,10 @@ def check_local(path: Path, *, must_be_there: bool) -> bool:
     return has_digest
 
 
-def accept_local(path: Path) -> bool:
+def accept_local(path: Path, owner: str = "") -> bool:
     """Accept the entries of a store as they are; False: they cannot be read. Blocks.
 
-    Raises OSError: it cannot be written.
+    `owner`: the bucket that it is of from now on. Raises OSError: it cannot be written.
     """
     if not (path / _DATA).exists() or not (path / _DATA).stat().st_size:
         return False
@@ -446,6 +479,8 @@ def accept_local(path: Path) -> bool:
             open_environment(path, map_size=_MAP_BYTES) as environment,
             environment.begin(write=True) as transaction,
         ):
+            if owner:
+                transaction.put(OWNER_KEY, owner.encode())
             transaction.put(DIGEST_KEY, digest_of(transaction))
     except lmdb.Error:
         return False

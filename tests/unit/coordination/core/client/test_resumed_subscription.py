@@ -15,6 +15,7 @@ from millstream.coordination.core.client.events import (
 )
 from millstream.coordination.core.client.resumed_subscription import Again, Change, Following, Over
 from millstream.errors import AccessError, ConditionError, UsageError
+from millstream.vsr.core.versions import Version
 
 
 def message(op: str, lsn: int, **more: object) -> list[bytes]:
@@ -73,6 +74,12 @@ def test_what_is_said_of_the_subscription_moves_it_on() -> None:
 )
 def test_some_refusals_are_for_this_moment_or_member(text: str, wanted: Again) -> None:
     assert Following("/a").take(ErrorReply(text)) == wanted
+
+
+def test_who_goes_on_after_a_version_names_the_history() -> None:
+    following = Following("/a", after=Version(3, 1, 9))
+    assert following.lsn == 9
+    assert following.request()[-2:] == (b"FROM", b"3:1:9")
 
 
 def test_others_are_final() -> None:

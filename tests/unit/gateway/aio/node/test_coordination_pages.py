@@ -96,7 +96,26 @@ async def test_a_watch_names_an_element(client, body):
     assert found["error"] == "query_parse_error"
 
 
-def test_a_reply_that_is_too_long_is_refused():
-    with pytest.raises(UsageError):
-        coordination_pages._shown([1, [2, 3]], [3])
-    assert coordination_pages._shown([1, [2, 3]], [5]) == [1, [2, 3]]
+@pytest.mark.parametrize(
+    ("reply", "is_short"),
+    [
+        ([1, [2, 3]], True),
+        ([1, [2, 3, 4]], False),
+        ([[], [], [], []], True),
+        ([[], [], [], [], []], False),
+        ([{}, [b""], b""], True),
+        ([b"1234", b"5678"], True),
+        ([b"1234", b"56789"], False),
+        ({b"1234": b"5678"}, True),
+        ({b"12345": b"5678"}, False),
+    ],
+)
+def test_a_reply_of_too_many_values_or_bytes_is_refused(monkeypatch, reply, is_short):
+    monkeypatch.setattr(coordination_pages, "REPLY_VALUES_MAX", 5)
+    monkeypatch.setattr(coordination_pages, "REPLY_BYTES_MAX", 8)
+    if is_short:
+        coordination_pages._shown(reply, coordination_pages._Left())
+        return
+    with pytest.raises(UsageError) as refused:
+        coordination_pages._shown(reply, coordination_pages._Left())
+    assert refused.value.code == "too_large"

@@ -54,6 +54,31 @@ async def kept_in(path: Path, *, is_stopped: bool) -> Path:
 
 
 @pytest.mark.parametrize("is_stopped", [False, True])
+@pytest.mark.parametrize("is_older", [False, True])
+async def test_the_store_of_another_bucket_is_refused_until_it_is_accepted(
+    tmp_path: Path, is_stopped: bool, is_older: bool
+) -> None:
+    """`is_older`: by a version that noted no bucket, and opened once since."""
+    path = tmp_path / "local"
+    store = LocalStore(path, owner="" if is_older else "one")
+    await store.set("name", b"value")
+    await store.write("a", b"{}", None, "s")
+    store.stop() if is_stopped else store.close()
+    store = LocalStore(path, owner="one", must_be_there=True)
+    assert store.setting("name") == b"value"
+    store.stop() if is_stopped else store.close()
+    for must_be_there in (False, True):
+        with pytest.raises(CorruptionError, match="it is of the bucket one") as refused:
+            LocalStore(path, owner="two", must_be_there=must_be_there)
+        assert refused.value.code == "local_lost"
+    assert accept_local(path, "two")
+    assert check_local(path, must_be_there=True, owner="two")
+    store = LocalStore(path, owner="two", must_be_there=True)
+    assert [doc_id for doc_id, _ in store.all()] == ["a"]
+    store.close()
+
+
+@pytest.mark.parametrize("is_stopped", [False, True])
 @pytest.mark.parametrize("how", ["missing", "empty", "cut", "flipped", "an entry less"])
 async def test_a_store_that_is_not_what_was_written_is_never_begun_anew(
     tmp_path: Path, how: str, is_stopped: bool

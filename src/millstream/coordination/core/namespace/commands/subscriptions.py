@@ -270,6 +270,9 @@ def subscribe(
         raise Refused("HISTORY_LOST", begun.text_at(lsn))
     found: list[tuple[Path, Place, list[Update]]] = []
     for path, place in zip(request.paths, _places(job, request), strict=True):
+        epoch, kept_lsn = request.from_epoch, request.from_lsn
+        if epoch is not None and kept_lsn and state.marks.contradict(place, epoch, kept_lsn):
+            raise Refused("HISTORY_LOST", begun.text_at(lsn))
         found.append((path, place, _kept(state, audience, place, from_lsn, begun)))
     names = {joined(path) for path in request.paths}
     if len(names | subscriber.subscriptions.keys()) > SUBSCRIPTIONS_MAX:

@@ -17,7 +17,7 @@ Source: V2R2, "Subscribe to an element".
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from struct import Struct
 from typing import Final, NamedTuple
 
@@ -189,15 +189,23 @@ class Marks(Family):
 
     def kept(self, place: Place, after_lsn: int) -> list[Update] | None:
         """Return what happened in a place after an LSN; None if not all of it is kept."""
-        key = _PLACE.pack(*place)
-        mark = self._marks.get(key)
+        mark = self.at(place)
         if mark is None or after_lsn < mark.floor_lsn:
             return None
-        chunks = (
-            self._history.get(_chunk_key(key, number)) or ()
-            for number in range(mark.first, mark.end)
+        return [update for update in self._updates(place, mark) if update.lsn > after_lsn]
+
+    def contradict(self, place: Place, epoch: int, lsn: int) -> bool:
+        """Return whether an entry so numbered is of another history: epochs never fall."""
+        mark = self.at(place)
+        return mark is not None and any(
+            (one.epoch > epoch and one.lsn <= lsn) or (one.epoch < epoch and one.lsn >= lsn)
+            for one in self._updates(place, mark)
         )
-        return [update for chunk in chunks for update in chunk if update.lsn > after_lsn]
+
+    def _updates(self, place: Place, mark: Mark) -> Iterator[Update]:
+        key = _PLACE.pack(*place)
+        for number in range(mark.first, mark.end):
+            yield from self._history.get(_chunk_key(key, number)) or ()
 
     # ---- durable subscriptions
 

@@ -411,6 +411,29 @@ def test_what_may_be_of_the_group_before_a_fork_is_another_history(
     assert begun.is_other(epoch, lsn) is is_other
 
 
+@pytest.mark.parametrize(
+    ("come_from", "is_there"),
+    [("1:2:5", True), ("1:2:4", True), ("7:9:4", False), ("7:9:5", False), ("2:1:5", False)],
+)
+def test_a_version_that_the_kept_history_contradicts_is_history_lost(
+    tree: Tree, come_from: str, is_there: bool
+) -> None:
+    """The group was restored behind LSN 6; two backups may come from one group and differ."""
+    client = Client(tree)
+    assert client.subscribe("/ns/a") == b"+OK"
+    for text in "xy":
+        tree.do("PUT", "/ns/a", text)
+    request = request_of(Words([b"/ns/a", b"FROM", come_from.encode()], "SUBSCRIBE"))
+    machine, began = tree.machine, Begun(128 * FORK, 6, is_fork=True)
+    args = machine.state, machine.audience, client.subscriber, request, tree.lsn, lambda _: None
+    if is_there:
+        subscribe(*args, began)
+    else:
+        with pytest.raises(Refused) as refused:
+            subscribe(*args, began)
+        assert refused.value.value == b"-HISTORY_LOST 6"
+
+
 def test_where_to_go_on_after_a_fork_names_its_epoch() -> None:
     begun = Begun(FORK, 3, is_fork=True)
     assert begun.text_at(4) == f"{FORK}:0:4"
