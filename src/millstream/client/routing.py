@@ -23,6 +23,7 @@ from typing import Final
 
 from millstream.client.connection import Connection
 from millstream.errors import RoutingError, UnavailableError
+from millstream.model.pauses import Pauses
 from millstream.wire.cluster_map import ClusterMap, NodeAddress, cluster_map_from
 from millstream.wire.mcbp import Opcode, Packet, Status
 
@@ -47,20 +48,19 @@ class Backoff:
 
     def __init__(self, timeout_s: float) -> None:
         self._deadline_s = time.monotonic() + timeout_s
-        self._pause_s = PAUSE_S_MIN
+        self._pauses = Pauses(PAUSE_S_MIN, PAUSE_S_MAX)
 
     def wait(self, most_s: float = PAUSE_S_MAX) -> bool:
         """Pause, for `most_s` at most; False, at once, when the deadline has passed."""
-        pause_s = min(self._pause_s, most_s)
+        pause_s = min(self._pauses.next(), most_s)
         if time.monotonic() + pause_s > self._deadline_s:
             return False
         time.sleep(pause_s)
-        self._pause_s = min(self._pause_s * 2, PAUSE_S_MAX)
         return True
 
     def restart(self) -> None:
         """Begin with short pauses again, up to the same deadline."""
-        self._pause_s = PAUSE_S_MIN
+        self._pauses.restart()
 
 
 class Router:

@@ -50,6 +50,7 @@ from millstream.kv.core.serving import HEARD_MS
 from millstream.model.bucket_map import NodeAddress
 from millstream.model.cluster_maps import DataRecord
 from millstream.model.partitions import PartitionState
+from millstream.model.pauses import Pauses
 from millstream.runtime.tasks import Tasks
 from millstream.upr.aio.link import TIMEOUT_S, Link
 
@@ -344,7 +345,7 @@ class _Source:
 
     async def run(self) -> None:
         """Follow until cancelled."""
-        pause_s = PAUSE_S_MIN
+        pauses = Pauses(PAUSE_S_MIN, PAUSE_S_MAX)
         while True:
             before, is_mistake = self._before.changes_total, False
             try:
@@ -355,10 +356,10 @@ class _Source:
                 is_mistake = True
                 self._tell(group, logging.ERROR)
             if self._before.changes_total > before:
-                pause_s = PAUSE_S_MIN
+                pauses.restart()
             self.reconnects_total += 1
+            pause_s = pauses.next()
             await asyncio.sleep(PAUSE_S_MAX if is_mistake else pause_s)
-            pause_s = min(2 * pause_s, PAUSE_S_MAX)
 
     def _tell(self, error: BaseException, level: int) -> None:
         """Store why nothing arrives; log it once, an unexpected error with its traceback."""

@@ -19,6 +19,7 @@ from typing import Final
 from msgspec.json import encode
 
 from millstream.errors import MillstreamError, RemoteProtocolError, UnavailableError
+from millstream.model.pauses import Pauses
 from millstream.replication.core.asking import (
     OF_A_SIDE,
     TOO_LARGE,
@@ -69,7 +70,7 @@ class Reader:
         Raises:
             MillstreamError: `change_unreadable`, or the source does not answer.
         """
-        error, pause_ms, attempts = None, float(RETRY_MIN_MS), 0
+        error, pauses, attempts = None, Pauses(RETRY_MIN_MS, RETRY_MAX_MS), 0
         while attempts < ATTEMPTS_MAX:
             asked = self._sized(wanted)
             try:
@@ -87,8 +88,7 @@ class Reader:
                 attempts += 1
             else:
                 self._shrink()
-            yield Pause(pause_ms)
-            pause_ms = min(2 * pause_ms, RETRY_MAX_MS)
+            yield Pause(pauses.next())
         assert error is not None
         return (yield from self._read_alone(wanted, error))
 

@@ -32,6 +32,7 @@ from collections.abc import Collection, Iterable, Mapping
 from typing import Final, NamedTuple
 
 from millstream.errors import RoutingError, StreamError, UnavailableError, UsageError
+from millstream.model.pauses import Pauses
 from millstream.model.position import FailoverLog, Position
 from millstream.upr.core.consumer import (
     WINDOW_BYTES,
@@ -193,7 +194,7 @@ class StreamDriver:
         self._options, self._window_bytes = options, window_bytes
         self._durable_only = durable_only
         self._map: ClusterMap | None = None
-        self._pause_s = self._paused_s = 0.0
+        self._pauses, self._paused_s = Pauses(PAUSE_S_MIN, PAUSE_S_MAX), 0.0
 
     def check_invariants(self) -> None:
         """Assert invariant 1."""
@@ -249,7 +250,7 @@ class StreamDriver:
                 )
         self.unfinished, self.homeless = set(wanted), set(wanted)
         self.sources.clear()
-        self._pause_s, self._paused_s = PAUSE_S_MIN, 0.0
+        self._restart_pauses()
         return wanted
 
     # -- requests
@@ -274,10 +275,13 @@ class StreamDriver:
     def next_pause_s(self) -> float:
         """Return how long to wait before the next round, in seconds."""
         most_s = PROMPT_PAUSE_S_MAX if self._paused_s < PROMPT_S else PAUSE_S_MAX
-        pause_s = min(self._pause_s, most_s)
+        pause_s = self._pauses.next(most_s)
         self._paused_s += pause_s
-        self._pause_s = min(pause_s * 2, PAUSE_S_MAX)
         return pause_s
+
+    def _restart_pauses(self) -> None:
+        self._pauses.restart()
+        self._paused_s = 0.0
 
     def open(self, node: NodeAddress, name: bytes, *, has_extensions: bool) -> Source:
         """Return the source at a node that was connected to.
@@ -316,7 +320,7 @@ class StreamDriver:
         """
         match event:
             case StreamOpened(number):
-                self._pause_s, self._paused_s = PAUSE_S_MIN, 0.0
+                self._restart_pauses()
                 source.opened.add(number)
             case StreamEnded(number, _, StreamEndReason.OK):
                 self._leave(source, number)

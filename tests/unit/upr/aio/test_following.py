@@ -133,7 +133,7 @@ async def test_pauses_grow_while_a_partition_is_refused(
     reader = BucketReader(node.kv, bucket="orders", sink=sink, until_now=True)
     running = asyncio.ensure_future(reader.run())
     async with asyncio.timeout(60):
-        while reader._driver._pause_s < 8 * driver.PAUSE_S_MIN:  # noqa: ASYNC110 - it tells nobody
+        while reader._driver._paused_s < 8 * driver.PAUSE_S_MIN:  # noqa: ASYNC110 - it tells nobody
             await asyncio.sleep(0.001)
         await asyncio.to_thread(set_state, node, 2, PartitionState.ACTIVE)
         await running

@@ -56,6 +56,7 @@ from millstream.kv.core.partition.residents import NotInMemory
 from millstream.kv.core.partition.states import FOLLOWING
 from millstream.model.limits import UINT64_MAX
 from millstream.model.partitions import PartitionState
+from millstream.model.pauses import Pauses
 from millstream.model.serving_rights import NOOP_INTERVAL_MS
 from millstream.upr.core.consumer import (
     WINDOW_BYTES,
@@ -138,7 +139,7 @@ class Line:
         "is_awaited",
         "is_wanted",
         "partition",
-        "pause_s",
+        "pauses",
         "source_high",
         "stage",
     )
@@ -157,7 +158,7 @@ class Line:
         self.failure = ""
         """Why the last request for a stream failed."""
         self.source_high = 0
-        self.pause_s = PAUSE_S_MIN
+        self.pauses = Pauses(PAUSE_S_MIN, PAUSE_S_MAX)
 
     @property
     def may_follow(self) -> bool:
@@ -230,7 +231,7 @@ class Feed:
             line = self._lines[partition_id] = Line(self._bucket.partitions[partition_id])
         line.is_wanted = True
         if line.stage is Stage.RESTING:
-            line.pause_s = PAUSE_S_MIN
+            line.pauses.restart()
             self._ask(line)
 
     def leave(self, partition_id: int) -> None:
@@ -424,8 +425,7 @@ class Feed:
         partition_id = line.partition.partition_id
         line.stage = Stage.RESTING
         if line.is_wanted:
-            self._effects.append(Wait(partition_id, line.pause_s))
-            line.pause_s = min(2 * line.pause_s, PAUSE_S_MAX)
+            self._effects.append(Wait(partition_id, line.pauses.next()))
         else:
             del self._lines[partition_id]
 
@@ -552,6 +552,7 @@ class Feed:
         if line.acknowledged == _NOTHING_YET:  # the source may have been answered until now
             partition_id, bucket = partition.partition_id, self._bucket
             bucket.serving.answered((partition_id,), bucket.now_ms())
-        line.acknowledged, line.pause_s = ends, PAUSE_S_MIN
+        line.acknowledged = ends
+        line.pauses.restart()
         line.source_high = max(line.source_high, ends[0])
         self._core.acknowledge(partition.partition_id, *ends)

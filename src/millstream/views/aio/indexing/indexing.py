@@ -556,7 +556,7 @@ class BucketIndexer:
     def _on_commit(self, group: GroupReader) -> None:
         """Check whether groups have met after a commit."""
         for served in group.served:
-            served.pause_s = 0.0
+            served.pauses.restart()
             self._cleaning.begin(served)
         if group.is_first:
             return

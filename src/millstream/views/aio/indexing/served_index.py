@@ -24,6 +24,7 @@ from concurrent.futures import ThreadPoolExecutor
 from typing import TYPE_CHECKING, Any, Final, NamedTuple, Protocol, TypeVar
 
 from millstream.errors import CorruptionError, MillstreamError, UnavailableError
+from millstream.model.pauses import Pauses
 from millstream.runtime.tasks import until_done
 from millstream.views.aio.indexing.index_mapping import MappedChanges
 from millstream.views.core.design.documents import Changes
@@ -191,7 +192,8 @@ class ServedIndex:
         """How many wait for it."""
         self.group = ""
         """The name of its group."""
-        self.retry_at = self.pause_s = 0.0
+        self.retry_at = 0.0
+        self.pauses = Pauses(PAUSE_S_MIN, PAUSE_S_MAX)
         self.error = ""
         """Why it is not read."""
         self.failure: BaseException | None = None
@@ -316,8 +318,7 @@ class ServedIndex:
         if str(error) != self.error:
             _LOG.warning("index %s is not updated: %s", self.signature, error)
         self.error = str(error)
-        self.pause_s = min(self.pause_s * 2, PAUSE_S_MAX) or PAUSE_S_MIN
-        self.retry_at = time.monotonic() + self.pause_s
+        self.retry_at = time.monotonic() + self.pauses.next()
         code = error.code if isinstance(error, MillstreamError) else ""
         self.failure = error if code in _FINAL else None
         self.tell()
