@@ -12,7 +12,7 @@ PYTEST := $(PY) -m pytest $(ARGS)
 HASHED := --require-hashes --no-build-isolation
 
 RUN_SETS  := build core fast spark spark-source demo demo-source
-TEST_SETS := test delta connect notebook browser
+TEST_SETS := test delta postgres connect notebook browser
 digest    = $(shell cat $(1) | sha256sum | cut -c1-16)
 lock_of   = $(foreach set,$(1),requirements/$(set).txt)
 BASE := $(VENV)/.stamps/base-$(call digest,$(call lock_of,$(RUN_SETS)))

@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     from millstream.pipelines.sinks.callback_target import CallbackTarget
     from millstream.pipelines.sinks.delta_target import DeltaTarget
     from millstream.pipelines.sinks.parquet_target import ParquetTarget
+    from millstream.pipelines.sinks.sql_target import SqlTarget
     from millstream.pipelines.source import MillstreamDataSource, register
 
 __all__ = [
@@ -30,6 +31,7 @@ __all__ = [
     "Groups",
     "MillstreamDataSource",
     "ParquetTarget",
+    "SqlTarget",
     "apply_changes",
     "changes",
     "find_java_home",
@@ -46,6 +48,7 @@ _HOMES = {
     "Figures": "millstream.pipelines.monitoring",
     "Groups": "millstream.pipelines.documents",
     "ParquetTarget": "millstream.pipelines.sinks.parquet_target",
+    "SqlTarget": "millstream.pipelines.sinks.sql_target",
     "apply_changes": "millstream.pipelines.sinks.applying",
     "changes": "millstream.pipelines.documents",
     "MillstreamDataSource": "millstream.pipelines.source",

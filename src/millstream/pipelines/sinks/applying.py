@@ -13,24 +13,35 @@ Invariants:
 2. A batch that fails can be given again: what it did so far does no harm. It is, for
    `reconnectTimeout`, while a node of the target is away.
 
-A batch is applied in the driver; `maxRowsPerBatch` bounds its memory.
+A `SqlTarget` gets the rows from the tasks that read them: the driver has what they report, some
+numbers for each piece and partition. Any other target gets them from the driver, which holds the
+whole batch; `maxRowsPerBatch` and `maxBytesPerBatch` bound its memory.
 
-Elsewhere: the rules (`sinks.repairing`), stores (`sinks.bucket_target` and its neighbours).
+Elsewhere: the rules (`sinks.repairing`), stores (`sinks.bucket_target` and its neighbours), tasks
+that bring rows to a store (`sinks.sql_staging`).
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping
+from contextlib import closing
+from typing import Final
 
 from pyspark.sql import DataFrame
 
-from millstream.pipelines.change_stream.options import parse_options
+from millstream.pipelines.change_stream.options import SourceOptions, parse_options
 from millstream.pipelines.change_stream.patience import again
+from millstream.pipelines.classic import is_connect
 from millstream.pipelines.sinks.change_rows import check_columns, rows_from
 from millstream.pipelines.sinks.origin import BucketOrigin
 from millstream.pipelines.sinks.repairing import Applied, KeyedTarget, RepairingSink
+from millstream.pipelines.sinks.sql_staging import REPORT, reported_from
+from millstream.pipelines.sinks.sql_target import SqlTarget
+from millstream.pipelines.sinks.transforming import TransformingTarget
 
-__all__ = ["apply_changes"]
+__all__ = ["apply_changes", "apply_staged", "query_id_of"]
+
+_QUERY: Final = "sql.streaming.queryId"
 
 
 def apply_changes(
@@ -51,12 +62,57 @@ def apply_changes(
             when it is started again.
         AccessError: target or source is gone, or its password was changed.
     """
-    columns = check_columns(batch.columns)
-    table = batch.select(*columns).toArrow()
+    rows = batch.select(*check_columns(batch.columns))
     options = parse_options(source)
-    origin = BucketOrigin(options)
-    try:
+    if isinstance(target, SqlTarget):
+        return apply_staged(rows, batch_id, target, options)
+    table = rows.toArrow()
+    with closing(BucketOrigin(options)) as origin:
         sink = RepairingSink(target, origin)
         return again(lambda: sink.apply(rows_from(table), batch_id), options.reconnect_s)
-    finally:
-        origin.close()
+
+
+def apply_staged(
+    rows: DataFrame,
+    batch_id: int,
+    target: SqlTarget,
+    options: SourceOptions,
+    outer: TransformingTarget | None = None,
+) -> Applied:
+    """Apply a micro-batch that tasks bring to the store; see `apply_changes`.
+
+    Args:
+        rows: what the store gets, mark rows among it.
+        batch_id: as Spark gives it.
+        target: the store.
+        options: of the source.
+        outer: what makes other rows of those that a rollback fetches, before they reach the store;
+            `rows` are made so already, one for each key.
+    """
+    target.fence(query_id_of(rows))
+
+    def apply() -> Applied:
+        stage = target.open_stage(batch_id, options.reconnect_s)
+        reported = reported_from(rows.mapInArrow(stage.run, REPORT).toArrow())
+        staged = target.staged(reported, is_unique=outer is not None)
+        if outer is not None:
+            staged = outer.before(staged)
+        return sink.apply(reported.marks, batch_id, staged)
+
+    with closing(BucketOrigin(options)) as origin:
+        sink = RepairingSink(target if outer is None else outer, origin)
+        try:
+            return again(apply, options.reconnect_s)
+        except BaseException:
+            target.close()  # undoes what has begun, so that its lock keeps nobody out
+            raise
+
+
+def query_id_of(batch: DataFrame) -> str:
+    """Return the id of the query that a batch is of, which its checkpoint keeps; else nothing.
+
+    A server of Spark Connect does not tell it.
+    """
+    if is_connect(batch.sparkSession):
+        return ""
+    return batch.sparkSession.sparkContext.getLocalProperty(_QUERY) or ""

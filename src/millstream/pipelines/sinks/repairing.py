@@ -28,12 +28,13 @@ Invariants:
 
 Elsewhere: rollback rows (`pipelines.change_stream.planner`, `pipelines.change_stream.ranges`), the
 source's side (`sinks.origin`), stores (`sinks.bucket_target`, `sinks.parquet_target`,
-`sinks.delta_target`, `sinks.callback_target`), Spark's side (`sinks.applying`).
+`sinks.delta_target`, `sinks.sql_target`, `sinks.callback_target`), Spark's side
+(`sinks.applying`).
 """
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from collections.abc import Set as AbstractSet
 from typing import Final, NamedTuple, Protocol
 
@@ -52,6 +53,8 @@ __all__ = [
     "OriginPosition",
     "RepairingSink",
     "Row",
+    "Staged",
+    "StagedChanges",
     "StoredVersion",
 ]
 
@@ -176,6 +179,25 @@ class Origin(Protocol):
         """Yield all rows of a partition as of one moment, deletions included, in pieces."""
 
 
+class StagedChanges(NamedTuple):
+    """Changes of one partition that a store has staged: the highest branch, and how many."""
+
+    branch: int = 0
+    puts: int = 0
+    deletions: int = 0
+
+
+class Staged(NamedTuple):
+    """The changes of a batch, where tasks have brought them to the store.
+
+    `changes`: by partition. `apply`: has the store do by itself what invariant 2 says, with the
+    loads that its partitions have by then.
+    """
+
+    changes: Mapping[int, StagedChanges]
+    apply: Callable[[], None]
+
+
 class Applied(NamedTuple):
     """What a batch did."""
 
@@ -194,8 +216,15 @@ class RepairingSink:
         self._origin = origin
         self._fetched = 0
 
-    def apply(self, rows: Iterable[Row], batch_id: int = 0) -> Applied:
+    def apply(
+        self, rows: Iterable[Row], batch_id: int = 0, staged: Staged | None = None
+    ) -> Applied:
         """Apply the rows of one batch, in any order, and commit.
+
+        Args:
+            rows: all of them; mark rows only, if the changes are staged.
+            batch_id: as Spark gives it.
+            staged: the changes, if the store has them.
 
         Raises:
             UsageError: `other_checkpoint`: the target knows a later load of a partition, or lacks
@@ -210,7 +239,8 @@ class RepairingSink:
                 sweeps.append(row)
             else:
                 changes.setdefault(row.partition, []).append(row)
-        partitions = sorted({*changes, *(row.partition for row in rollbacks + sweeps)})
+        counted = staged.changes if staged else {p: _counted(rows) for p, rows in changes.items()}
+        partitions = sorted({*counted, *(row.partition for row in rollbacks + sweeps)})
         self._fetched = 0
         self._begin(partitions, batch_id)
         positions = self._origin.positions(partitions) if partitions else {}
@@ -219,16 +249,17 @@ class RepairingSink:
                 self._target.set_state(p, LoadState(floor=positions[p].purge_seqno))
         for row in rollbacks:
             self._roll_back(row, positions[row.partition])
-        puts = deletions = 0
         for p, mine in changes.items():
             self._upsert(p, mine)
-            gone = sum(row.is_deleted for row in mine)
-            puts, deletions = puts + len(mine) - gone, deletions + gone
+        if staged:
+            staged.apply()
         for row in sweeps:
             self._sweep(row)
-        for p in sorted(changes.keys() - {row.partition for row in rollbacks + sweeps}):
-            self._drop_tombstones(p, max(row.branch for row in changes[p]), positions[p])
+        for p in sorted(counted.keys() - {row.partition for row in rollbacks + sweeps}):
+            self._drop_tombstones(p, counted[p].branch, positions[p])
         self._target.commit(batch_id)
+        puts = sum(found.puts for found in counted.values())
+        deletions = sum(found.deletions for found in counted.values())
         return Applied(puts, deletions, len(rollbacks), self._fetched, len(sweeps))
 
     def _begin(self, partitions: Sequence[int], batch_id: int) -> None:
@@ -323,6 +354,11 @@ class RepairingSink:
         dropped = self._target.drop_tombstones(partition, position.durable_seqno)
         if dropped > state.floor:
             self._target.set_state(partition, state.forgot(dropped))
+
+
+def _counted(rows: Sequence[Row]) -> StagedChanges:
+    gone = sum(row.is_deleted for row in rows)
+    return StagedChanges(max(row.branch for row in rows), len(rows) - gone, gone)
 
 
 def _other_checkpoint(row: Row, state: LoadState) -> UsageError:
