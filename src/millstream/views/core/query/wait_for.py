@@ -124,9 +124,10 @@ def not_reached(
         f"wanted {wanted[partition].position.seqno}"
         for partition in sorted(partitions)[:_SHOWN_MAX]
     )
+    late = f" ({len(partitions)} partitions: {shown})" if shown else ""
     return UnavailableError(
-        f"the index did not reach the requested changes in time ({len(partitions)} partitions: "
-        f"{shown}): ask again with a longer timeout",
+        f"the index did not reach the requested changes in time{late}: ask again with a longer "
+        "timeout",
         code="timeout",
     )
 

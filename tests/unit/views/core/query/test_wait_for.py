@@ -138,6 +138,9 @@ def test_errors_name_the_positions_not_reached():
     late = not_reached(wanted, {0: closed(0xA, 3)}, set(wanted))
     assert (late.code, late.retry) == ("timeout", "backoff")
     assert "8 partitions: partition 0 is at 3, wanted 9, partition 1 is at 0" in str(late)
+    assert str(not_reached({}, {}, ())).startswith(
+        "the index did not reach the requested changes in time: ask again"
+    )
     gone = unreachable(wanted, [3])
     assert gone.code == "seq_unreachable"
     assert "partition 3 at ['00000000000a', 9, 9, 9]" in str(gone)
