@@ -7,6 +7,7 @@ also a thread that keeps the interpreter's lock, as a decoder of JSON does until
 from __future__ import annotations
 
 import socket
+import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import NamedTuple
@@ -22,6 +23,11 @@ from support.node.node_process import NodeProcess
 LAG_MS_MAX = 5.0
 TRIES = 30
 """Of each request the best counts: other programs take the processor, too."""
+SHORT_OF = 8
+"""Where the best of `TRIES_SURE` tries took this many times too long, no more are made."""
+TRIES_SURE = 3
+TRIES_SECONDS_MAX = 60.0
+"""No new try is begun after this time."""
 MIB = 1024 * 1024
 PARTITIONS = 4
 JSON = {"Content-Type": "application/json"}
@@ -84,29 +90,36 @@ def served(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served]:
             yield found
 
 
-def least_ms(
+def check_lag(
     served: Served, method: str, path: str, body: bytes, status: int, kv_value: bytes = b""
-) -> list[float]:
-    """Return the longest lag of each try, until one is short enough.
+) -> None:
+    """Ask until one try holds up the loop for less than `LAG_MS_MAX`.
 
     A kv client writes `kv_value` as the document `first-N` before each try.
     """
     longest_ms = list[float]()
+    until_s = time.monotonic() + TRIES_SECONDS_MAX
     for number in range(TRIES):
         if kv_value:
             served.set(b"first-%d" % number, kv_value)
         served.lag.longest_ms()
         served.ask(method, path.format(number), body, status)
         longest_ms.append(served.lag.longest_ms())
-        if longest_ms[-1] < LAG_MS_MAX:
+        if longest_ms[-1] < LAG_MS_MAX or time.monotonic() > until_s:
             break
-    return longest_ms
+        is_sure = len(longest_ms) >= TRIES_SURE and min(longest_ms) > SHORT_OF * LAG_MS_MAX
+        if is_sure:
+            break
+    best_ms = min(longest_ms)
+    assert best_ms < LAG_MS_MAX, (
+        f"{method} {path}: a client of the kv port waited {best_ms:.1f} ms in the best of "
+        f"{len(longest_ms)} tries, at most {LAG_MS_MAX} ms are allowed"
+    )
 
 
 @pytest.mark.parametrize("kind", ALL)
 def test_a_document_that_is_written_holds_up_no_loop(served: Served, kind: str) -> None:
-    lags_ms = least_ms(served, "PUT", f"/db/new-{kind}-{{}}", ALL[kind], 201)
-    assert min(lags_ms) < LAG_MS_MAX, lags_ms
+    check_lag(served, "PUT", f"/db/new-{kind}-{{}}", ALL[kind], 201)
 
 
 DESIGNS = {
@@ -119,43 +132,37 @@ DESIGNS = {
 @pytest.mark.parametrize("kind", DESIGNS)
 def test_a_design_document_holds_up_no_loop(served: Served, kind: str) -> None:
     name = kind.replace(" ", "-")
-    lags_ms = least_ms(served, "PUT", f"/db/_design/{name}-{{}}", DESIGNS[kind], 201)
-    assert min(lags_ms) < LAG_MS_MAX, lags_ms
+    check_lag(served, "PUT", f"/db/_design/{name}-{{}}", DESIGNS[kind], 201)
 
 
 def test_a_replicated_design_document_holds_up_no_loop_and_no_query(served: Served) -> None:
     """Each query asks all design documents for indexes, each change for validations."""
     doc = b'{"_id":"_design/large","_rev":"1-%032d",%b' % (7, MANY["members"][1:])
     body = b'{"docs":[%b],"new_edits":false}' % doc
-    lags_ms = least_ms(served, "POST", "/db/_bulk_docs", body, 201)
-    assert min(lags_ms) < LAG_MS_MAX, lags_ms
+    check_lag(served, "POST", "/db/_bulk_docs", body, 201)
     query = b'{"selector":{"_id":"none"}}'
     for method, path, body, status in (
         ("POST", "_find", query, 200), ("PUT", "small-{}", b"{}", 201),
         ("GET", "_design_docs?include_docs=true", b"", 200), ("GET", "_index", b"", 200),
     ):  # fmt: skip
-        lags_ms = least_ms(served, method, f"/db/{path}", body, status)
-        assert min(lags_ms) < LAG_MS_MAX, (path, lags_ms)
+        check_lag(served, method, f"/db/{path}", body, status)
 
 
 @pytest.mark.parametrize("kind", ["numbers", "members", "nested"])
 def test_a_query_over_a_document_holds_up_no_loop(served: Served, kind: str) -> None:
     query = b'{"selector":{"_id":"%b","b":1},"fields":["_id"]}' % kind.encode()
-    lags_ms = least_ms(served, "POST", "/db/_find", query, 200)
-    assert min(lags_ms) < LAG_MS_MAX, lags_ms
+    check_lag(served, "POST", "/db/_find", query, 200)
 
 
 @pytest.mark.parametrize("kind", MANY)
 def test_documents_that_are_written_together_hold_up_no_loop(served: Served, kind: str) -> None:
     body = b'{"docs":[%b,%b]}' % (ALL[kind], ALL[kind])
-    lags_ms = least_ms(served, "POST", "/db/_bulk_docs", body, 201)
-    assert min(lags_ms) < LAG_MS_MAX, lags_ms
+    check_lag(served, "POST", "/db/_bulk_docs", body, 201)
 
 
 def test_small_documents_that_are_written_together_hold_up_no_loop(served: Served) -> None:
     body = b'{"docs":[%b]}' % b",".join([b'{"a":[%b1]}' % (b"1," * 2000)] * 500)
-    lags_ms = least_ms(served, "POST", "/db/_bulk_docs", body, 201)
-    assert min(lags_ms) < LAG_MS_MAX, lags_ms
+    check_lag(served, "POST", "/db/_bulk_docs", body, 201)
 
 
 REV = b'"1-%b"' % (b"a" * 32)
@@ -203,8 +210,7 @@ LISTS: dict[str, tuple[str, bytes, int]] = {
 @pytest.mark.parametrize("kind", LISTS)
 def test_a_long_list_holds_up_no_loop(served: Served, kind: str) -> None:
     page, body, status = LISTS[kind]
-    lags_ms = least_ms(served, "POST", f"/few/{page}", body, status)
-    assert min(lags_ms) < LAG_MS_MAX, lags_ms
+    check_lag(served, "POST", f"/few/{page}", body, status)
 
 
 ENDS = b'"source":"http://127.0.0.1:1/x","target":"few"'
@@ -226,17 +232,14 @@ REFUSED: dict[str, tuple[str, str, bytes, int]] = {
 @pytest.mark.parametrize("kind", REFUSED)
 def test_what_has_too_many_is_refused_and_holds_up_no_loop(served: Served, kind: str) -> None:
     method, path, body, status = REFUSED[kind]
-    lags_ms = least_ms(served, method, path, body, status)
-    assert min(lags_ms) < LAG_MS_MAX, lags_ms
+    check_lag(served, method, path, body, status)
 
 
 def test_a_local_document_holds_up_no_loop(served: Served) -> None:
-    lags_ms = least_ms(served, "PUT", "/db/_local/x{}", MANY["members"], 201)
-    assert min(lags_ms) < LAG_MS_MAX, lags_ms
+    check_lag(served, "PUT", "/db/_local/x{}", MANY["members"], 201)
 
 
 @pytest.mark.parametrize("page", ["first-{}", "_all_docs?include_docs=true&key=%22first-{}%22"])
 def test_what_kv_wrote_is_looked_at_beside_the_loop(served: Served, page: str) -> None:
     """It is looked at once."""
-    lags_ms = least_ms(served, "GET", f"/db/{page}", b"", 200, kv_value=LONG["numbers"])
-    assert min(lags_ms) < LAG_MS_MAX, lags_ms
+    check_lag(served, "GET", f"/db/{page}", b"", 200, kv_value=LONG["numbers"])

@@ -33,6 +33,8 @@ SENT = LARGE[: 8 * MIB] + b'"}'
 """Half as long: two copies in one step, which may find no memory warm in this process."""
 LEAVES = 2000
 DOCUMENTS, COUNTED = 3000, 20_000
+WIDE = 400
+"""Partitions of a second bucket: some requests look at all of them."""
 JSON = {"Accept": "application/json"}
 
 
@@ -61,7 +63,7 @@ class Served:
         self.steps = Steps(self.loop, patch)
         self._thread = threading.Thread(target=self.loop.run_forever)
         self._thread.start()
-        self._node = Node(path, buckets=["db:4"])
+        self._node = Node(path, buckets=["db:4", f"wide:{WIDE}"])
         self._wait(self._node.start())
         assert self._node.http is not None
         host, port = self._node.http.rsplit(":", 1)
@@ -99,6 +101,8 @@ def served(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served]:
             node.put("/db/_bulk_docs", conflicts("forked"))
             docs = [{"_id": f"d{n:06}", "n": n, "v": "x" * 100} for n in range(DOCUMENTS)]
             node.put("/db/_bulk_docs", {"docs": docs})
+            docs = [{"_id": f"w{n}"} for n in range(4 * WIDE)]
+            node.put("/wide/_bulk_docs", {"docs": docs})
             yield node
         finally:
             node.stop()
@@ -148,6 +152,12 @@ KINDS: dict[str, tuple[str, str, Any, int]] = {
     "a feed by a long selector": (
         "POST", "/db/_changes?filter=_selector&limit=1", {"selector": CONDITIONS}, 200,
     ),
+    "a feed by ids": ("POST", "/db/_changes?filter=_doc_ids", {"doc_ids": IDS}, 200),
+    "a feed of many partitions": ("GET", "/wide/_changes?limit=1", b"", 200),
+    "ids of many partitions": ("GET", "/wide/_all_docs?limit=1", b"", 200),
+    "a database of many partitions": ("GET", "/wide", b"", 200),
+    "many partitions": ("GET", "/_millstream/buckets/wide/partitions", b"", 200),
+    "updates of databases": ("GET", "/_db_updates", b"", 200),
     "the database": ("GET", "/db", b"", 200),
     "a new large document": ("PUT", "/db/new-{}", SENT, 201),
     "an attachment": ("GET", "/db/many/a", b"", 200),

@@ -352,7 +352,7 @@ class TokenWriter:
         self._vector = vector
         self._head = _head_of(vector)
         self._positions = list(vector.positions)
-        self._parts = [_text_of(_part(position)) for position in vector.positions]
+        self._parts = list(map(_kept_text, vector.positions))
         self._count = vector.total
         self._at = -1
         self._before = self._after = b""
@@ -437,6 +437,12 @@ def _part(position: Position) -> bytes:
 def _text_of(part: bytes) -> bytes:
     """Return a part as text; it begins and ends with whole letters."""
     return b2a_base64(part + _PADDING[len(part) % 3], newline=False).translate(_TO_URL)
+
+
+@lru_cache(maxsize=4 * PARTITIONS_MAX)
+def _kept_text(position: Position) -> bytes:
+    """Return the text of a position at which readers begin: mostly that of the last one."""
+    return _text_of(_part(position))
 
 
 class _Reader:

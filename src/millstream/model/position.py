@@ -103,6 +103,8 @@ def position_from_json(form: Sequence[str | int]) -> Position:
 
 def entry_below(log: FailoverLog, seqno: int) -> FailoverEntry:
     """Return the entry in whose history `seqno` was written (the oldest if none is below)."""
+    if log[0].seqno < seqno:  # mostly so, and asked of all partitions at once
+        return log[0]
     return next((entry for entry in log if entry.seqno < seqno), log[-1])
 
 

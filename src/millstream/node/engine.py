@@ -90,7 +90,7 @@ from millstream.node.settings import (
     memory_quota_of,
     refuse_exposure,
 )
-from millstream.node.shown_statuses import partition_status, reader_statuses
+from millstream.node.shown_statuses import partition_statuses, reader_statuses
 from millstream.node.token_order import keep_tokens
 from millstream.runtime.metrics import LoopLag, machine_bytes, processor_seconds, resident_bytes
 from millstream.runtime.tasks import Tasks
@@ -263,11 +263,10 @@ class Engine:
         await self._buckets.maps.set_map(name, uuid, partitions, placed)
         self._raise_revision()
 
-    def partition_statuses(self, name: str) -> list[PartitionStatus]:
+    async def partition_statuses(self, name: str) -> list[PartitionStatus]:
         """Return a bucket's partition copies; raises as `databases.buckets.Buckets.copies`."""
         self._buckets.copies(name)
-        running = self._buckets.running[name]
-        return [partition_status(running, one) for one in running.bucket.partitions]
+        return await partition_statuses(self._buckets.running[name])
 
     async def readers(self, name: str) -> list[ReaderStatus]:
         """Return who streams a bucket; raises as `databases.buckets.Buckets.copies`."""

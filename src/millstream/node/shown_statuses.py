@@ -13,10 +13,19 @@ from millstream.kv.aio.engine import BucketEngine
 from millstream.kv.core.partition.partition import Partition
 from millstream.runtime.pace import Turns
 
-__all__ = ["partition_status", "reader_statuses"]
+__all__ = ["partition_statuses", "reader_statuses"]
 
 
-def partition_status(running: BucketEngine, partition: Partition) -> PartitionStatus:
+async def partition_statuses(running: BucketEngine) -> list[PartitionStatus]:
+    """Return how the copies of a bucket are; others have turns between them."""
+    found, turns = list[PartitionStatus](), Turns()
+    for partition in running.bucket.partitions:
+        await turns.give()
+        found.append(_partition_status(running, partition))
+    return found
+
+
+def _partition_status(running: BucketEngine, partition: Partition) -> PartitionStatus:
     """Return how a copy is."""
     bucket_map, followed = running.bucket.map, running.replicator.status(partition.partition_id)
     places = bucket_map.rows[partition.partition_id] if bucket_map is not None else ()

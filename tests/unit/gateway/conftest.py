@@ -367,7 +367,7 @@ class FakeHost:
             raise ConditionError("none", code="bucket_not_found")
         self.indexes.replicas = wanted
 
-    def partition_statuses(self, name):
+    async def partition_statuses(self, name):
         if name not in self.buckets:
             raise ConditionError("none", code="bucket_not_found")
         log = (FailoverEntry(0xBEEF, 3, 9), FailoverEntry(0xA, 0, 1))

@@ -77,6 +77,7 @@ from millstream.gateway.core.api.stored import (
     WriteLocal,
 )
 from millstream.kv.core.bucket import Bucket
+from millstream.runtime.pace import Turns
 
 __all__ = ["COMPACT_S_MAX", "DistributedDocuments"]
 
@@ -110,9 +111,12 @@ class DistributedDocuments:
         else:
             found = await self._own.figures(bucket, range(router.bucket.partition_count))
         database = await self._changes.whole(bucket)
+        turns = Turns()
+        latest = database.latest()
+        await turns.give()
         return DatabaseInfo(
             bucket, router.uuid, router.bucket.partition_count, found.live, found.deleted,
-            database.latest().text(), found.purge_seqno,
+            latest.text(), found.purge_seqno,
             found.file_bytes, found.active_bytes, found.active_bytes, found.is_compacting,
             _start_time(router.uuid),
             tuple(history.log[0].uuid for history in database.histories()),

@@ -38,6 +38,7 @@ from millstream.gateway.aio.room import hold_copies
 from millstream.gateway.core.api.stored import Stored
 from millstream.kv.aio.documents.revision_store import QUICK_SIDE_BYTES_MAX
 from millstream.model.sides import has_sidecar
+from millstream.runtime.pace import Turns
 from millstream.views.core.design.documents import Documents
 
 __all__ = [
@@ -156,12 +157,13 @@ class WithDocuments:
             _Line(line, self._asked_of(line) if line.startswith(_ROW) else None) for line in lines
         ]
         asked = [line.asked for line in cut if line.asked is not None]
-        done, size = list[bytes](), 0
+        done, size, turns = list[bytes](), 0, Turns()
         async with aclosing(self._documents.texts(asked)) as texts:
             for line in cut:
                 text = line.text
                 if line.asked is not None:
                     text = _completed_row(text, await anext(texts))
+                await turns.give()
                 done.append(text)
                 size += len(text)
                 if size >= PORTION_BYTES:

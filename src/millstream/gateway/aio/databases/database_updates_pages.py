@@ -65,7 +65,9 @@ class NodeUpdates:
                 await turns.give()
                 try:
                     database = await host.changes.whole(one.name)
-                    found[one.name] = Seen(database.uuid, database.latest().text())
+                    latest = database.latest()
+                    await turns.give()
+                    found[one.name] = Seen(database.uuid, latest.text())
                 except ConditionError:
                     continue  # it is gone by now
                 except MillstreamError:

@@ -29,9 +29,9 @@ _PATH = "/_millstream/buckets/{name}/map"
 _ABSENT = PartitionState.ABSENT.name.lower()
 
 
-def _shown(request: web.Request, name: str) -> dict[str, Any]:
+async def _shown(request: web.Request, name: str) -> dict[str, Any]:
     api = request.app[NODE_API]
-    copies, placed = api.partition_statuses(name), api.bucket_map(name)
+    copies, placed = await api.partition_statuses(name), api.bucket_map(name)
     if placed is None:
         raise ConditionError(
             f"bucket {name!r} has no map: this node is alone with it", code="map_not_found"
@@ -58,7 +58,7 @@ async def _one(request: web.Request) -> web.Response:
     Right: admin.
     """
     require(request, "admin")
-    return answer(_shown(request, request.match_info["name"]))
+    return answer(await _shown(request, request.match_info["name"]))
 
 
 async def _put(request: web.Request) -> web.Response:
@@ -79,7 +79,7 @@ async def _put(request: web.Request) -> web.Response:
     if not isinstance(partitions, int) or isinstance(partitions, bool):
         raise UsageError('"partitions" must be a number', code="bad_partitions")
     await request.app[NODE_API].set_bucket_map(name, uuid, partitions, bucket_map, this)
-    return answer(_shown(request, name))
+    return answer(await _shown(request, name))
 
 
 def routes() -> list[web.RouteDef]:

@@ -9,14 +9,17 @@ Elsewhere: what they do (`kv.aio.copies`), legal moves (`kv.core.partition.state
 
 from __future__ import annotations
 
+from collections.abc import Iterator, Sequence
 from dataclasses import asdict
 from typing import Any
 
+import msgspec
 from aiohttp import web
 
 from millstream.errors import ConditionError, UsageError
 from millstream.gateway.aio.answers import NODE_API, answer, read_object, require
 from millstream.gateway.aio.databases.promotion_pages import checked_branch
+from millstream.gateway.aio.streaming import as_they_come, stream
 from millstream.gateway.core.api.node import PartitionStatus
 from millstream.model.partitions import PartitionState
 
@@ -34,24 +37,32 @@ def _shown(status: PartitionStatus) -> dict[str, Any]:
     return asdict(status) | {"failover_log": histories}
 
 
-def _of(request: web.Request) -> tuple[str, int]:
+async def _of(request: web.Request) -> tuple[str, int]:
     """Return the bucket and the partition that a request names."""
     name, number = request.match_info["name"], request.match_info["number"]
-    known = request.app[NODE_API].partition_statuses(name)
+    known = await request.app[NODE_API].partition_statuses(name)
     if not number.isascii() or not number.isdigit() or int(number) >= len(known):
         message = f"bucket {name!r} has no partition {number!r}, only 0 to {len(known) - 1}"
         raise ConditionError(message, code="partition_not_found")
     return name, int(number)
 
 
-async def _list(request: web.Request) -> web.Response:
+def _texts(statuses: Sequence[PartitionStatus]) -> Iterator[bytes]:
+    before = b'{"partitions":['
+    for one in statuses:
+        yield before + msgspec.json.encode(_shown(one))
+        before = b","
+    yield b"]}\n"
+
+
+async def _list(request: web.Request) -> web.StreamResponse:
     """Tell of the copies of partitions that this node has.
 
     Right: admin.
     """
     require(request, "admin")
-    statuses = request.app[NODE_API].partition_statuses(request.match_info["name"])
-    return answer({"partitions": list(map(_shown, statuses))})
+    statuses = await request.app[NODE_API].partition_statuses(request.match_info["name"])
+    return await stream(request, as_they_come(_texts(statuses)), {})
 
 
 async def _one(request: web.Request) -> web.Response:
@@ -60,8 +71,8 @@ async def _one(request: web.Request) -> web.Response:
     Right: admin.
     """
     require(request, "admin")
-    name, number = _of(request)
-    return answer(_shown(request.app[NODE_API].partition_statuses(name)[number]))
+    name, number = await _of(request)
+    return answer(_shown((await request.app[NODE_API].partition_statuses(name))[number]))
 
 
 async def _set_state(request: web.Request) -> web.Response:
@@ -70,7 +81,7 @@ async def _set_state(request: web.Request) -> web.Response:
     Right: admin.
     """
     require(request, "admin")
-    name, number = _of(request)
+    name, number = await _of(request)
     content, api = await read_object(request), request.app[NODE_API]
     state = _STATES.get(str(content.get("state")))
     if state is None:
@@ -93,7 +104,7 @@ async def _set_state(request: web.Request) -> web.Response:
             "promotion again",
             code="not_promised",
         )
-    return answer(_shown(request.app[NODE_API].partition_statuses(name)[number]))
+    return answer(_shown((await request.app[NODE_API].partition_statuses(name))[number]))
 
 
 async def _roll_back(request: web.Request) -> web.Response:
@@ -102,12 +113,12 @@ async def _roll_back(request: web.Request) -> web.Response:
     Right: admin.
     """
     require(request, "admin")
-    name, number = _of(request)
+    name, number = await _of(request)
     seqno = (await read_object(request)).get("seqno")
     if not isinstance(seqno, int) or isinstance(seqno, bool) or seqno < 0:
         raise UsageError('"seqno" must be a number from 0 up', code="bad_seqno")
     await request.app[NODE_API].roll_back_partition(name, number, seqno)
-    return answer(_shown(request.app[NODE_API].partition_statuses(name)[number]))
+    return answer(_shown((await request.app[NODE_API].partition_statuses(name))[number]))
 
 
 def routes() -> list[web.RouteDef]:

@@ -108,7 +108,7 @@ class _Answer:
     ) -> None:
         self._told = told
         self._text_of = text_of
-        is_plain = passes is None and not query.include_docs
+        is_plain = passes is None and not query.include_docs and query.filter.kind == "all"
         self._step_rows = ROWS_PER_STEP if is_plain else DOCUMENTS_PER_STEP
         if text_of is not None:
             self._step_rows = 1
@@ -356,8 +356,12 @@ async def _changes(request: web.Request) -> web.StreamResponse:
     told: Told | None = None
     if query.puller is not None:
         told = partial(_told, request, bucket, query.puller)
-    walk = database.open(database.start_of(query.since), restarts=passes is not None)
+    turns = Turns()
+    start = database.start_of(query.since)
+    await turns.give()  # each of these looks at all partitions
+    walk = database.open(start, restarts=passes is not None)
     try:
+        await turns.give()
         with WhileThere(request):
             texts = _texts_of(request, bucket, query)
             answer = _Answer(database, walk, query, passes, told, request[STILL], texts)

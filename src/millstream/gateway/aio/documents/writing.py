@@ -41,6 +41,7 @@ from millstream.gateway.core.api.documents import Decide
 from millstream.gateway.core.user_documents import shown_roles
 from millstream.model.bucket_names import REPLICATOR
 from millstream.replication.core.jobs import JOB_BYTES_MAX, check_document
+from millstream.runtime.pace import Turns
 from millstream.views.core.design.design_code import DocumentChange
 
 __all__ = [
@@ -187,7 +188,9 @@ async def write(
 ) -> list[Stored | MillstreamError]:
     """Make changes, each by itself; return what came of each, in order."""
     done: list[Stored | MillstreamError] = []
+    turns = Turns()
     for begin in range(0, len(edits), PORTION_EDITS):
+        await turns.give()
         portion = edits[begin : begin + PORTION_EDITS]
         done += await _write(request, bucket, portion, is_durable=is_durable)
     return done

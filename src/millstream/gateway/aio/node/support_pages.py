@@ -105,7 +105,7 @@ async def _partitions(api: Any) -> dict[str, Any]:
         await turns.give()
         try:
             copies = found[status.name] = list[Any]()
-            for one in api.partition_statuses(status.name):
+            for one in await api.partition_statuses(status.name):
                 await turns.give()
                 copies.append(asdict(one))
         except MillstreamError as error:

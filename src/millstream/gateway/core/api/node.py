@@ -525,7 +525,7 @@ class NodeApi(CommonNodeApi, Protocol):
                 `disk_failed`.
         """
 
-    def partition_statuses(self, name: str) -> list[PartitionStatus]:
+    async def partition_statuses(self, name: str) -> list[PartitionStatus]:
         """Return the copies of a bucket's partitions, by number.
 
         Raises:

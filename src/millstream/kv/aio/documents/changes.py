@@ -139,9 +139,11 @@ class Changes:
             ConditionError: `bucket_not_found`, the bucket was removed.
             UnavailableError: `not_my_partition`; `temporarily_unavailable`.
         """
-        await self._settled()
         self._turns = turns or Turns()
+        await self._settled()
+        await self._give_turns()  # each of these looks at all partitions
         numbers = self._feed.behind()
+        await self._give_turns()
         if self._is_ordered and numbers and self._feed.lag() <= ORDERED_CHANGES_MAX:
             for gathered in in_order_of_time(await self._gather(numbers)):
                 yield gathered

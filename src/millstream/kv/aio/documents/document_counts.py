@@ -158,11 +158,12 @@ class DocumentCounts:
         """Return the current counts, of some partitions or all; raises as walks do."""
         self._asked_s = monotonic()
         async with self._turn:
+            turns = Turns()
             await self._changes.known()
             latest = self._changes.latest()
             wanted = range(len(latest.positions)) if numbers is None else numbers
-            turns = Turns()
             for number in wanted:
+                await turns.give()
                 if not self._is_known(number, latest.positions[number]):
                     positions = list(latest.positions)
                     positions[number] = Position()
@@ -203,8 +204,12 @@ class DocumentCounts:
         """
         self._asked_s = monotonic()
         await self._changes.known()
+        turns, new = Turns(), list[int]()
         latest = self._changes.latest().positions
-        new = [n for n, position in enumerate(latest) if not self._is_known(n, position)]
+        for number, position in enumerate(latest):
+            await turns.give()
+            if not self._is_known(number, position):
+                new.append(number)
         if sum(latest[number].seqno for number in new) <= COUNTED_AT_ONCE_MAX:
             return await self.count()
         if not len(self._tasks) and monotonic() >= self._not_before_s:
