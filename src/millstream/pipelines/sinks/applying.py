@@ -22,6 +22,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
+import pyarrow as pa
 from pyspark.sql import DataFrame
 
 from millstream.pipelines.change_stream.options import parse_options
@@ -30,7 +31,7 @@ from millstream.pipelines.sinks.change_rows import check_columns, rows_from
 from millstream.pipelines.sinks.origin import BucketOrigin
 from millstream.pipelines.sinks.repairing import Applied, KeyedTarget, RepairingSink
 
-__all__ = ["apply_changes"]
+__all__ = ["apply_changes", "apply_table"]
 
 
 def apply_changes(
@@ -52,7 +53,13 @@ def apply_changes(
         AccessError: target or source is gone, or its password was changed.
     """
     columns = check_columns(batch.columns)
-    table = batch.select(*columns).toArrow()
+    return apply_table(batch.select(*columns).toArrow(), batch_id, target, source)
+
+
+def apply_table(
+    table: pa.Table, batch_id: int, target: KeyedTarget, source: Mapping[str, str]
+) -> Applied:
+    """Apply the rows of a micro-batch; see `apply_changes`."""
     options = parse_options(source)
     origin = BucketOrigin(options)
     try:
