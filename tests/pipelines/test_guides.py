@@ -26,7 +26,7 @@ from support.node.node_process import NodeProcess, free_port
 from support.pipelines.spark_bucket import BucketUnderTest
 
 pytestmark = pytest.mark.slow
-BUCKETS = ("flights", "copy", "orders", "events", "flights-again")
+BUCKETS = ("flights", "copy", "orders", "events", "carriers", "flights-again")
 IN_PROCESS = ("millstream pipeline run ", "millstream pipeline verify ")
 
 

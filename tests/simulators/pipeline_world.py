@@ -95,12 +95,20 @@ class World:
         self.refusal: RollbackRequiredError | None = None
 
     def run(self) -> None:
-        steps = [self.write] * 9 + [self.plan] * 5 + [self.execute] * 5 + [self.disturb] * 5
         for _ in range(self.rng.randint(15, 80)):
-            self.rng.choice(steps)()
+            self.step()
             if self.refusal is not None:
                 self.check_refusal()
                 return
+        self.come_to_rest()
+
+    def step(self) -> None:
+        """Something happens."""
+        steps = [self.write] * 9 + [self.plan] * 5 + [self.execute] * 5 + [self.disturb] * 5
+        self.rng.choice(steps)()
+
+    def come_to_rest(self) -> None:
+        """Nothing happens any more; the query goes on until it sees nothing new."""
         self.planner = None
         for p in self.node.partitions if self.is_durable_only else ():
             self.node.partitions[p].durable_seqno = self.durable[p]

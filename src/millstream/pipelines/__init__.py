@@ -13,6 +13,7 @@ if TYPE_CHECKING:
     from millstream.pipelines.documents import Documents, Groups, changes
     from millstream.pipelines.java import find_java_home
     from millstream.pipelines.monitoring import Figures, monitor
+    from millstream.pipelines.relations import Relation
     from millstream.pipelines.session import local_session
     from millstream.pipelines.sinks.applying import apply_changes
     from millstream.pipelines.sinks.bucket_target import BucketTarget
@@ -31,6 +32,7 @@ __all__ = [
     "Groups",
     "MillstreamDataSource",
     "ParquetTarget",
+    "Relation",
     "SqlTarget",
     "apply_changes",
     "changes",
@@ -48,6 +50,7 @@ _HOMES = {
     "Figures": "millstream.pipelines.monitoring",
     "Groups": "millstream.pipelines.documents",
     "ParquetTarget": "millstream.pipelines.sinks.parquet_target",
+    "Relation": "millstream.pipelines.relations",
     "SqlTarget": "millstream.pipelines.sinks.sql_target",
     "apply_changes": "millstream.pipelines.sinks.applying",
     "changes": "millstream.pipelines.documents",

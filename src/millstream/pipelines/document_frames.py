@@ -29,7 +29,7 @@ from millstream.errors import UsageError
 from millstream.pipelines.sinks.grouping import group_name
 from millstream.pipelines.sinks.rows import RowRules
 
-__all__ = ["ID", "DocumentFrames", "GroupFrames", "Step", "typed"]
+__all__ = ["ID", "DocumentFrames", "GroupFrames", "Step", "column", "typed"]
 
 ID: Final = "_id"
 Step = Callable[[DataFrame], DataFrame]
@@ -139,10 +139,10 @@ class GroupFrames:
             found = self._groups(documents)
         else:
             stored = self._documents.stored(touched)
-            wanted = F.broadcast(stored.select(*map(_column, self._keys)).distinct())
+            wanted = F.broadcast(stored.select(*map(column, self._keys)).distinct())
             groups = self._groups(self._same(documents, wanted, "leftsemi"))
             found = self._same(wanted, groups, "left")
-        columns = map(_column, self.schema.names)
+        columns = map(column, self.schema.names)
         table = found.select(*columns, F.lit("-").alias(ID), _FOUND).toArrow()
         flags = table.column(_FOUND).to_pylist()
         named: dict[str, bytes | None] = {}
@@ -153,16 +153,16 @@ class GroupFrames:
         return named
 
     def _groups(self, documents: DataFrame) -> DataFrame:
-        grouped = documents.groupBy(*map(_column, self._keys))
+        grouped = documents.groupBy(*map(column, self._keys))
         return grouped.agg(*self._aggregates, F.lit(True).alias(_FOUND))
 
     def _same(self, left: DataFrame, right: DataFrame, how: str) -> DataFrame:
         """Join on the keys, nulls being equal."""
         renamed = right.select(
-            *(_column(key).alias(f"_of {key}") for key in self._keys),
-            *(_column(name) for name in right.columns if name not in self._keys),
+            *(column(key).alias(f"_of {key}") for key in self._keys),
+            *(column(name) for name in right.columns if name not in self._keys),
         )
-        pairs = [_column(key).eqNullSafe(_column(f"_of {key}")) for key in self._keys]
+        pairs = [column(key).eqNullSafe(column(f"_of {key}")) for key in self._keys]
         return left.join(renamed, reduce(Column.__and__, pairs), how)
 
 
@@ -172,7 +172,8 @@ def typed(rows: DataFrame, schema: StructType) -> DataFrame:
     return rows.select(F.col("key").alias(ID), parsed.alias("_read")).select(ID, "_read.*")
 
 
-def _column(name: str) -> Column:
+def column(name: str) -> Column:
+    """Return the column of a name, whatever signs it has."""
     return F.col("`" + name.replace("`", "``") + "`")
 
 

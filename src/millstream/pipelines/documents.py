@@ -15,8 +15,9 @@ Invariants:
 2. Groups are computed from documents in a table, never from change rows.
 3. Impossible steps are refused before a query starts.
 
-Elsewhere: how it is computed (`pipelines.document_frames`), what a target gets
-(`sinks.transforming`, `sinks.grouping`), rollbacks (`sinks.repairing`).
+Elsewhere: rows that depend on several documents (`pipelines.relations`), how one is computed
+(`pipelines.document_frames`), what a target gets (`sinks.transforming`, `sinks.grouping`),
+rollbacks (`sinks.repairing`).
 """
 
 from __future__ import annotations
@@ -24,8 +25,9 @@ from __future__ import annotations
 import secrets
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import Any, Final, Protocol
+from typing import Any, Final, Protocol, overload
 
+import pyarrow as pa
 from pyspark.sql import Column, DataFrame, SparkSession
 from pyspark.sql import functions as F
 from pyspark.sql.streaming.query import StreamingQuery
@@ -36,7 +38,8 @@ from millstream.pipelines.change_stream.options import parse_options
 from millstream.pipelines.change_stream.patience import again
 from millstream.pipelines.classic import require_classic
 from millstream.pipelines.document_frames import ID, DocumentFrames, GroupFrames, Step, typed
-from millstream.pipelines.sinks.applying import apply_changes
+from millstream.pipelines.relations import Relation, exploded, joined, united
+from millstream.pipelines.sinks.applying import apply_changes, apply_table
 from millstream.pipelines.sinks.grouping import GroupingSink, StateTable
 from millstream.pipelines.sinks.repairing import KeyedTarget
 from millstream.pipelines.sinks.transforming import TransformingTarget
@@ -112,9 +115,9 @@ class Documents:
         source: Mapping[str, str],
         steps: Sequence[Step] = (),
     ) -> None:
-        self._spark = spark
+        self.spark = spark
         self._read_schema = schema
-        self._source = dict(source)
+        self.source = dict(source)
         self._steps = tuple(steps)
         self._frames = DocumentFrames(spark, schema, steps)
         self.schema: StructType = self._frames.schema
@@ -124,7 +127,7 @@ class Documents:
 
         It may be called with any of the documents, in any order, and more than once with one.
         """
-        return Documents(self._spark, self._read_schema, self._source, [*self._steps, step])
+        return Documents(self.spark, self._read_schema, self.source, [*self._steps, step])
 
     def select(self, *columns: str | Column) -> Documents:
         """Keep these columns, SQL expressions or columns, and `_id`."""
@@ -135,26 +138,60 @@ class Documents:
         """Keep documents that a condition is true of; one that no longer is goes."""
         return self.map(lambda frame: frame.filter(condition))
 
+    @overload
     def join(
         self,
         other: DataFrame | Callable[[], DataFrame],
         on: str | Sequence[str] | Column,
         how: str = "inner",
-    ) -> Documents:
-        """Join a frame that is not a stream, which has at most one row for each document.
+    ) -> Documents: ...
 
-        Documents that were written before stay as they are.
+    @overload
+    def join(
+        self,
+        other: Documents,
+        on: str | Sequence[str],
+        how: str = "inner",
+        *,
+        state: str | Path,
+    ) -> Relation: ...
+
+    def join(
+        self,
+        other: DataFrame | Callable[[], DataFrame] | Documents,
+        on: str | Sequence[str] | Column,
+        how: str = "inner",
+        *,
+        state: str | Path = "",
+    ) -> Documents | Relation:
+        """Join the documents of a bucket, which are followed, too, or a frame that is no stream.
+
+        A frame has at most one row for each document; documents that were written before stay as
+        they are. Of two buckets each pair is a row, and a change on either side reaches the rows
+        that it touches. Null fields are equal to nothing.
 
         Args:
-            other: the frame, or for a table that changes a function that returns it, such as
-                `lambda: table.read(spark)`: it is called for each batch. A frame of files that is
-                given as it is keeps the files that there were when it was made.
-            on: columns, as `DataFrame.join` takes them.
-            how: kind of join.
+            other: what `changes` and steps return; or the frame, or for a table that changes a
+                function that returns it, such as `lambda: table.read(spark)`: it is called for
+                each batch. A frame of files that is given as it is keeps the files that there
+                were when it was made.
+            on: columns, as `DataFrame.join` takes them; of two buckets names that both have.
+            how: kind of join; of two buckets `inner` or `left`.
+            state: for two buckets the directory of tables that keep the documents of both; of
+                this query alone.
 
         Raises:
-            UsageError: `bad_option`: a kind of join that makes other rows; a stream.
+            UsageError: `bad_option`: a kind of join that makes other rows; a stream; no `state`.
+                `bad_schema`.
         """
+        if isinstance(other, Documents):
+            if isinstance(on, Column) or not state:
+                raise UsageError(
+                    "a join of two buckets needs the names of columns that both have, and "
+                    "state=, a directory of its own",
+                    code="bad_option",
+                )
+            return joined(self, other, [on] if isinstance(on, str) else list(on), how, state)
         if how not in JOINS:
             raise UsageError(
                 f"a join of kind {how!r} makes rows that are no documents: {', '.join(JOINS)} "
@@ -164,6 +201,32 @@ class Documents:
         names: Any = on if isinstance(on, str | Column) else list(on)
         _frame_now(other)
         return self.map(lambda frame: frame.join(_frame_now(other), names, how))
+
+    def explode(self, array: str, *, state: str | Path, part: str = "") -> Relation:
+        """Make a row of each element of an array, in the place of the array.
+
+        Args:
+            array: column; a document in which it is null or empty has no rows.
+            state: directory of a table, which keeps the documents; of this query alone.
+            part: SQL expression that tells the rows of a document apart, such as `"lines.sku"`;
+                the position in the array if it is empty.
+
+        Raises:
+            UsageError: `bad_schema`.
+        """
+        return exploded(self, array, part, state)
+
+    def union(self, other: Documents, *, state: str | Path) -> Relation:
+        """Put the documents of two buckets together.
+
+        Args:
+            other: documents with the same columns.
+            state: directory of tables, which keep the documents; of this query alone.
+
+        Raises:
+            UsageError: `bad_schema`.
+        """
+        return united(self, other, state)
 
     def aggregate(
         self, keys: str | Sequence[str], *aggregates: str | Column, state: str | Path
@@ -201,21 +264,34 @@ class Documents:
 
     def read(self, target: Table) -> DataFrame:
         """Return the rows that a target holds now, with `_id`."""
-        return _rows_in(self._spark, target, self.schema)
+        return _rows_in(self.spark, target, self.schema)
 
     def apply(self, batch: DataFrame, batch_id: int, target: KeyedTarget) -> None:
         """Apply a batch of the change stream to a target, by way of the steps."""
         derived = TransformingTarget(target, self._frames.derive)
-        apply_changes(batch, batch_id, derived, self._source)
+        apply_changes(batch, batch_id, derived, self.source)
+
+    def apply_table(self, rows: pa.Table, batch_id: int, target: KeyedTarget) -> None:
+        """Do the same with rows that were read."""
+        derived = TransformingTarget(target, self._frames.derive)
+        apply_table(rows, batch_id, derived, self.source)
+
+    def stream(self) -> DataFrame:
+        """Return the change stream."""
+        format_name = f"millstream-{secrets.token_hex(8)}"
+        register(self.spark, format_name)  # two queries may begin at the same moment
+        return self.spark.readStream.format(format_name).options(**self.source).load()
 
     def start(
-        self, take: Any, checkpoint: str | Path, name: str, trigger: Mapping[str, Any]
+        self,
+        take: Any,
+        checkpoint: str | Path,
+        name: str,
+        trigger: Mapping[str, Any],
+        stream: DataFrame | None = None,
     ) -> StreamingQuery:
-        """Start a query that has `take` applied to each batch of the change stream."""
-        format_name = f"millstream-{secrets.token_hex(8)}"
-        register(self._spark, format_name)  # two queries may begin at the same moment
-        stream = self._spark.readStream.format(format_name).options(**self._source).load()
-        writer = stream.writeStream.foreachBatch(take)
+        """Start a query that has `take` applied to each batch of a stream, else of `stream()`."""
+        writer = (self.stream() if stream is None else stream).writeStream.foreachBatch(take)
         writer = writer.option("checkpointLocation", str(checkpoint))
         if name:
             writer = writer.queryName(name)
@@ -250,7 +326,7 @@ class Groups:
             return self._frames.results(self._documents.read(state), touched)
 
         groups = GroupingSink(state, target, results)
-        reconnect_s = parse_options(self._documents._source).reconnect_s
+        reconnect_s = parse_options(self._documents.source).reconnect_s
 
         def take(batch: DataFrame, batch_id: int) -> None:
             self._documents.apply(batch, batch_id, state)
@@ -260,7 +336,7 @@ class Groups:
 
     def read(self, target: Table) -> DataFrame:
         """Return the groups that a target holds now."""
-        return _rows_in(self._documents._spark, target, self.schema).drop(ID)
+        return _rows_in(self._documents.spark, target, self.schema).drop(ID)
 
 
 def _rows_in(spark: SparkSession, target: Table, schema: StructType) -> DataFrame:

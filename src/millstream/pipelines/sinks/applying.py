@@ -27,6 +27,7 @@ from collections.abc import Mapping
 from contextlib import closing
 from typing import Final
 
+import pyarrow as pa
 from pyspark.sql import DataFrame
 
 from millstream.pipelines.change_stream.options import SourceOptions, parse_options
@@ -39,7 +40,7 @@ from millstream.pipelines.sinks.sql_staging import REPORT, reported_from
 from millstream.pipelines.sinks.sql_target import SqlTarget
 from millstream.pipelines.sinks.transforming import TransformingTarget
 
-__all__ = ["apply_changes", "apply_staged", "query_id_of"]
+__all__ = ["apply_changes", "apply_staged", "apply_table", "query_id_of"]
 
 _QUERY: Final = "sql.streaming.queryId"
 
@@ -63,10 +64,16 @@ def apply_changes(
         AccessError: target or source is gone, or its password was changed.
     """
     rows = batch.select(*check_columns(batch.columns))
-    options = parse_options(source)
     if isinstance(target, SqlTarget):
-        return apply_staged(rows, batch_id, target, options)
-    table = rows.toArrow()
+        return apply_staged(rows, batch_id, target, parse_options(source))
+    return apply_table(rows.toArrow(), batch_id, target, source)
+
+
+def apply_table(
+    table: pa.Table, batch_id: int, target: KeyedTarget, source: Mapping[str, str]
+) -> Applied:
+    """Apply the rows of a micro-batch; see `apply_changes`."""
+    options = parse_options(source)
     with closing(BucketOrigin(options)) as origin:
         sink = RepairingSink(target, origin)
         return again(lambda: sink.apply(rows_from(table), batch_id), options.reconnect_s)

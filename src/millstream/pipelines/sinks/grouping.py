@@ -37,7 +37,7 @@ from millstream.pipelines.sinks.repairing import OP_DELETE, OP_PUT, KeyedTarget,
 from millstream.upr.core.repair import LoadState
 from millstream.wire.mcbp import Datatype
 
-__all__ = ["GroupingSink", "Results", "StateTable", "group_name"]
+__all__ = ["GroupingSink", "Results", "StateTable", "computed_row", "group_name"]
 
 Results = Callable[[Sequence[bytes] | None], Mapping[str, bytes | None]]
 """Documents whose groups are wanted, None for all groups, to name -> the group as JSON; None for a
@@ -92,7 +92,7 @@ class GroupingSink:
         before = self._target.state(0) or LoadState(load=0)
         load = before.load + 1
         self._target.set_state(0, LoadState(load))
-        rows = [_row(name, value, load) for name, value in found.items()]
+        rows = [computed_row(0, name, value, load) for name, value in found.items()]
         if rows:
             self._target.put(0, rows, load)
         if not self._is_whole:
@@ -102,12 +102,12 @@ class GroupingSink:
         self._is_whole = True
 
 
-def _row(name: str, value: bytes | None, load: int) -> Row:
+def computed_row(partition: int, name: str, value: bytes | None, load: int) -> Row:
+    """Return the row of a result, whose version is a load; None for a result that is gone."""
     if value is None:
-        return Row(OP_DELETE, 0, 0, load, name)
-    return Row(
-        OP_PUT, 0, 0, load, name, flags=FLAGS_JSON, datatype=int(Datatype.JSON), value=value
-    )
+        return Row(OP_DELETE, partition, 0, load, name)
+    json = int(Datatype.JSON)
+    return Row(OP_PUT, partition, 0, load, name, flags=FLAGS_JSON, datatype=json, value=value)
 
 
 def group_name(group: bytes, keys: Sequence[str]) -> str:
