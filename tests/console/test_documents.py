@@ -40,6 +40,7 @@ def test_a_document_is_written_and_a_conflict_shows_both_versions(
     expect(page.get_by_role("heading", name="flight/1")).to_be_visible(timeout=WAIT_MS)
     stored = done(node, "GET", f"/{bucket}/flight%2F1")
     assert stored["exact"] == 12345678901234567890
+    expect(page.get_by_role("link", name="1-")).to_be_visible(timeout=WAIT_MS)  # it is loaded
 
     theirs = done(node, "PUT", f"/{bucket}/flight%2F1", {**stored, "delay": 6})
     console.write("Content of the document", '{"delay": 7, "exact": 12345678901234567890}')

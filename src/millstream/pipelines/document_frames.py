@@ -18,7 +18,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from functools import reduce
-from typing import Any, Final
+from typing import Any, Final, Protocol
 
 import pyarrow as pa
 from pyspark.sql import Column, DataFrame, SparkSession
@@ -29,12 +29,20 @@ from millstream.errors import UsageError
 from millstream.pipelines.sinks.grouping import group_name
 from millstream.pipelines.sinks.rows import RowRules
 
-__all__ = ["ID", "DocumentFrames", "GroupFrames", "Step", "column", "typed"]
+__all__ = ["ID", "DocumentFrames", "GroupFrames", "Step", "Table", "column", "typed"]
 
 ID: Final = "_id"
 Step = Callable[[DataFrame], DataFrame]
 _FOUND: Final = "_found"
 _TEXTS: Final = pa.schema([("key", pa.string()), ("value", pa.binary())])
+
+
+class Table(Protocol):
+    """A target that can be read: `ParquetTarget`, `DeltaTarget` and others."""
+
+    def read(self, spark: SparkSession) -> DataFrame:
+        """Return the live rows."""
+        ...
 
 
 class DocumentFrames:

@@ -25,7 +25,7 @@ from __future__ import annotations
 import secrets
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import Any, Final, Protocol, overload
+from typing import Any, Final, overload
 
 import pyarrow as pa
 from pyspark.sql import Column, DataFrame, SparkSession
@@ -37,7 +37,14 @@ from millstream.errors import UsageError
 from millstream.pipelines.change_stream.options import parse_options
 from millstream.pipelines.change_stream.patience import again
 from millstream.pipelines.classic import require_classic
-from millstream.pipelines.document_frames import ID, DocumentFrames, GroupFrames, Step, typed
+from millstream.pipelines.document_frames import (
+    ID,
+    DocumentFrames,
+    GroupFrames,
+    Step,
+    Table,
+    typed,
+)
 from millstream.pipelines.relations import Relation, exploded, joined, united
 from millstream.pipelines.sinks.applying import apply_changes, apply_table
 from millstream.pipelines.sinks.grouping import GroupingSink, StateTable
@@ -53,14 +60,6 @@ BATCH_BYTES_MAX: Final = 32 * 1024 * 1024
 """Default of `maxBytesPerBatch`; one larger document is a batch of its own."""
 JOINS: Final = ("inner", "left", "leftsemi", "leftanti")
 """Kinds of join that make one row of a document, or none."""
-
-
-class Table(Protocol):
-    """A target that can be read: `ParquetTarget`, `DeltaTarget`."""
-
-    def read(self, spark: SparkSession) -> DataFrame:
-        """Return the live rows."""
-        ...
 
 
 def changes(spark: SparkSession, schema: str | StructType, **options: object) -> Documents:

@@ -235,7 +235,7 @@ class RelationFrames:
                 yield pa.record_batch([batch.column(0), values], names=["key", "value"])
 
         rows = self.rows(self._shape.restrict(tables, changed))
-        return rows.select(*map(column, names)).mapInArrow(encode, _VERSIONS)  # type: ignore[arg-type]
+        return rows.select(*map(column, names)).mapInArrow(encode, _VERSIONS)
 
     def _replaced(self, path: Path, before: Sequence[str], now: Sequence[str]) -> DataFrame:
         """Return the versions that are in one of two states only."""

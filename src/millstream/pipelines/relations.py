@@ -20,12 +20,12 @@ Elsewhere: which rows differ (`pipelines.relation_frames`), the order of what is
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final
+from typing import Any, Final, Protocol
 
 import pyarrow as pa
-from pyspark.sql import Column, DataFrame
+from pyspark.sql import Column, DataFrame, SparkSession
 from pyspark.sql import functions as F
 from pyspark.sql.streaming.query import StreamingQuery
 from pyspark.sql.types import StructType
@@ -33,7 +33,7 @@ from pyspark.sql.types import StructType
 from millstream.errors import UsageError
 from millstream.pipelines.change_stream.options import parse_options
 from millstream.pipelines.change_stream.patience import again
-from millstream.pipelines.document_frames import ID, Step, typed
+from millstream.pipelines.document_frames import ID, Step, Table, typed
 from millstream.pipelines.relation_frames import (
     Exploded,
     Joined,
@@ -45,13 +45,34 @@ from millstream.pipelines.sinks.change_rows import check_columns
 from millstream.pipelines.sinks.relating import RelatingSink, SideTable
 from millstream.pipelines.sinks.repairing import KeyedTarget
 
-if TYPE_CHECKING:
-    from millstream.pipelines.documents import Documents, Table
-
-__all__ = ["Relation", "exploded", "joined", "united"]
+__all__ = ["Relation", "Side", "exploded", "joined", "united"]
 
 HOWS: Final = ("inner", "left")
 _SIDE: Final = "_side"
+
+
+class Side(Protocol):
+    """The documents of one bucket: `pipelines.documents.Documents`."""
+
+    spark: SparkSession
+    schema: StructType
+    source: dict[str, str]
+
+    def stream(self) -> DataFrame:
+        """Return the change stream."""
+
+    def apply_table(self, rows: pa.Table, batch_id: int, target: KeyedTarget) -> None:
+        """Apply rows of the change stream to a target, by way of the steps."""
+
+    def start(
+        self,
+        take: Any,
+        checkpoint: str | Path,
+        name: str,
+        trigger: Mapping[str, Any],
+        stream: DataFrame | None = None,
+    ) -> StreamingQuery:
+        """Start a query that has `take` applied to each batch of a stream, else of `stream()`."""
 
 
 class Relation:
@@ -65,7 +86,7 @@ class Relation:
 
     def __init__(
         self,
-        sides: Sequence[Documents],
+        sides: Sequence[Side],
         shape: Shape,
         state: str | Path,
         steps: Sequence[Step] = (),
@@ -130,9 +151,7 @@ class Relation:
         return typed(target.read(self._sides[0].spark), self.schema)
 
 
-def joined(
-    left: Documents, right: Documents, on: Sequence[str], how: str, state: str | Path
-) -> Relation:
+def joined(left: Side, right: Side, on: Sequence[str], how: str, state: str | Path) -> Relation:
     """See `Documents.join`."""
     if how not in HOWS:
         raise UsageError(
@@ -151,13 +170,13 @@ def joined(
     return Relation([left, right], Joined(tuple(on), how), state)
 
 
-def exploded(documents: Documents, array: str, part: str, state: str | Path) -> Relation:
+def exploded(documents: Side, array: str, part: str, state: str | Path) -> Relation:
     """See `Documents.explode`."""
     _check_fields(documents.schema, [array])
     return Relation([documents], Exploded(array, part), state)
 
 
-def united(one: Documents, other: Documents, state: str | Path) -> Relation:
+def united(one: Side, other: Side, state: str | Path) -> Relation:
     """See `Documents.union`."""
     if sorted(one.schema.names) != sorted(other.schema.names):
         raise UsageError(
