@@ -11,7 +11,7 @@ import pytest
 from millstream.cli.coordination import coord_commands
 from millstream.coordination.core.client.errors import LockedError, MissingError
 from millstream.coordination.core.client.resumed_subscription import Change
-from millstream.errors import AccessError
+from millstream.errors import AccessError, UsageError
 from millstream.vsr.core.versions import Version
 
 
@@ -147,3 +147,11 @@ def test_changes_are_lines_behind_the_one_that_says_where_the_watch_began(
     assert (put["op"], put["data_base64"], put["version"]) == ("put", "/w==", "0:1:9")
     assert (move["to"], move["part"], move["parts"]) == ("/app/b", 1, 2)
     assert client.subscribed == ("/app", "CHILDREN", {"with_data": True, "after": 4})
+
+
+def test_a_watch_goes_on_after_a_version_or_an_lsn() -> None:
+    assert coord_commands._position("42") == 42
+    assert coord_commands._position("458752:0:34") == Version(458752, 0, 34)
+    for text in ("-1", "x9", "1:2", ""):
+        with pytest.raises(UsageError, match="neither a version"):
+            coord_commands._position(text)
