@@ -145,12 +145,14 @@ class Changes:
         numbers = self._feed.behind()
         await self._give_turns()
         if self._is_ordered and numbers and self._feed.lag() <= ORDERED_CHANGES_MAX:
-            for gathered in in_order_of_time(await self._gather(numbers)):
-                yield gathered
-        for number in numbers:
-            while (piece := await self._next(number)) is not None:
-                self._mark_purges()
+            gathered = await self._gather(numbers)
+            await self._give_turns()
+            for piece in in_order_of_time(gathered):
                 yield piece
+        for number in numbers:
+            while (found := await self._next(number)) is not None:
+                self._mark_purges()
+                yield found
                 if not self._feed.walks[number].is_open:
                     break
         self._follow_rollbacks()
