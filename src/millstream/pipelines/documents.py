@@ -36,16 +36,17 @@ from millstream.pipelines.change_stream.options import parse_options
 from millstream.pipelines.change_stream.patience import again
 from millstream.pipelines.classic import require_classic
 from millstream.pipelines.document_frames import ID, DocumentFrames, GroupFrames, Step, typed
-from millstream.pipelines.sinks.applying import apply_changes
+from millstream.pipelines.sinks.applying import apply_changes, apply_staged, query_id_of
 from millstream.pipelines.sinks.grouping import GroupingSink, StateTable
 from millstream.pipelines.sinks.repairing import KeyedTarget
+from millstream.pipelines.sinks.sql_target import SqlTarget
 from millstream.pipelines.sinks.transforming import TransformingTarget
 from millstream.pipelines.source import register
 
 __all__ = ["Documents", "Groups", "Table", "changes"]
 
 BATCH_ROWS_MAX: Final = 100_000
-"""Default of `maxRowsPerBatch`: a batch is applied in the driver."""
+"""Default of `maxRowsPerBatch`: most targets have a batch applied in the driver."""
 BATCH_BYTES_MAX: Final = 32 * 1024 * 1024
 """Default of `maxBytesPerBatch`; one larger document is a batch of its own."""
 JOINS: Final = ("inner", "left", "leftsemi", "leftanti")
@@ -53,7 +54,7 @@ JOINS: Final = ("inner", "left", "leftsemi", "leftanti")
 
 
 class Table(Protocol):
-    """A target that can be read: `ParquetTarget`, `DeltaTarget`."""
+    """A target that can be read: `ParquetTarget`, `DeltaTarget`, `SqlTarget`."""
 
     def read(self, spark: SparkSession) -> DataFrame:
         """Return the live rows."""
@@ -206,7 +207,16 @@ class Documents:
     def apply(self, batch: DataFrame, batch_id: int, target: KeyedTarget) -> None:
         """Apply a batch of the change stream to a target, by way of the steps."""
         derived = TransformingTarget(target, self._frames.derive)
-        apply_changes(batch, batch_id, derived, self._source)
+        if not isinstance(target, SqlTarget):
+            apply_changes(batch, batch_id, derived, self._source)
+            return
+        options = parse_options(self._source)
+        batch.persist()  # read once, on the executors
+        try:
+            rows, encode = self._frames.derived_rows(batch)
+            apply_staged(rows, batch_id, target, options, derived, encode)
+        finally:
+            batch.unpersist()
 
     def start(
         self, take: Any, checkpoint: str | Path, name: str, trigger: Mapping[str, Any]
@@ -254,6 +264,8 @@ class Groups:
 
         def take(batch: DataFrame, batch_id: int) -> None:
             self._documents.apply(batch, batch_id, state)
+            if isinstance(target, SqlTarget):
+                target.fence(query_id_of(batch))
             again(lambda: groups.update(batch_id), reconnect_s)
 
         return self._documents.start(take, checkpoint, name, trigger)

@@ -23,10 +23,11 @@ that bring rows to a store (`sinks.sql_staging`).
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import closing
 from typing import Final
 
+import pyarrow as pa
 from pyspark.sql import DataFrame
 
 from millstream.pipelines.change_stream.options import SourceOptions, parse_options
@@ -78,6 +79,7 @@ def apply_staged(
     target: SqlTarget,
     options: SourceOptions,
     outer: TransformingTarget | None = None,
+    encode: Callable[[Iterator[pa.RecordBatch]], Iterator[pa.RecordBatch]] = iter,
 ) -> Applied:
     """Apply a micro-batch that tasks bring to the store; see `apply_changes`.
 
@@ -88,12 +90,14 @@ def apply_staged(
         options: of the source.
         outer: what makes other rows of those that a rollback fetches, before they reach the store;
             `rows` are made so already, one for each key.
+        encode: what tasks do with rows before they copy them.
     """
     target.fence(query_id_of(rows))
 
     def apply() -> Applied:
         stage = target.open_stage(batch_id, options.reconnect_s)
-        reported = reported_from(rows.mapInArrow(stage.run, REPORT).toArrow())
+        reports = rows.mapInArrow(lambda batches: stage.run(encode(batches)), REPORT)
+        reported = reported_from(reports.toArrow())
         staged = target.staged(reported, is_unique=outer is not None)
         if outer is not None:
             staged = outer.before(staged)

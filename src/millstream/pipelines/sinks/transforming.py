@@ -28,14 +28,14 @@ from millstream.pipelines.sinks.repairing import OP_DELETE, KeyedTarget, Row, St
 from millstream.upr.core.repair import LoadState
 from millstream.wire.mcbp import Datatype
 
-__all__ = ["Derive", "TransformingTarget"]
+__all__ = ["RESERVED_STARTS", "Derive", "TransformingTarget"]
 
 Derive = Callable[[Mapping[str, bytes]], Mapping[str, bytes]]
 """Key -> document, to key -> what becomes of it; what is left out has no place in the store."""
 
 _JSON: Final = int(Datatype.JSON)
-_ESCAPED: Final = "\\x" + b"_".hex()
-"""How the text form of a key that begins with `_` begins where the key is no text."""
+RESERVED_STARTS: Final = ("_", "\\x" + b"_".hex())
+"""How keys that are no document's begin; the second where the key is no text."""
 
 
 class TransformingTarget:
@@ -137,7 +137,7 @@ class TransformingTarget:
 
 
 def _is_reserved(key: str) -> bool:
-    return key.startswith(("_", _ESCAPED))
+    return key.startswith(RESERVED_STARTS)
 
 
 def _with_value(row: Row, value: bytes | None) -> Row:
