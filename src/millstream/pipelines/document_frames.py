@@ -17,30 +17,22 @@ Elsewhere: which documents (`sinks.transforming`), which groups (`sinks.grouping
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
-from functools import partial, reduce
+from functools import reduce
 from typing import Any, Final
 
 import pyarrow as pa
-from pyspark.sql import Column, DataFrame, SparkSession, Window
+from pyspark.sql import Column, DataFrame, SparkSession
 from pyspark.sql import functions as F
 from pyspark.sql.types import StructType
 
-from millstream.client.documents import FLAGS_JSON
 from millstream.errors import UsageError
-from millstream.pipelines.change_stream.schema import SPARK_TYPES
 from millstream.pipelines.sinks.grouping import group_name
-from millstream.pipelines.sinks.repairing import OP_DELETE, OP_PUT, OP_ROLLBACK, OP_SWEEP
 from millstream.pipelines.sinks.rows import RowRules
-from millstream.pipelines.sinks.transforming import RESERVED_STARTS
-from millstream.wire.mcbp import Datatype
 
-__all__ = ["ID", "DocumentFrames", "Encode", "GroupFrames", "Step", "typed"]
+__all__ = ["ID", "DocumentFrames", "GroupFrames", "Step", "typed"]
 
 ID: Final = "_id"
-MADE: Final = "_made"
-_OF: Final = "_of"
 Step = Callable[[DataFrame], DataFrame]
-Encode = Callable[[Iterator[pa.RecordBatch]], Iterator[pa.RecordBatch]]
 _FOUND: Final = "_found"
 _TEXTS: Final = pa.schema([("key", pa.string()), ("value", pa.binary())])
 
@@ -95,54 +87,6 @@ class DocumentFrames:
                 )
             found[key] = value
         return found
-
-    def derived_rows(self, rows: DataFrame) -> tuple[DataFrame, Encode]:
-        """Return change rows with what the steps make of their documents, and how it becomes JSON.
-
-        The newest row of each key, and mark rows. It is computed by tasks: the driver gets none of
-        the rows. The result of a document is in column `_made`, and has to be encoded before the
-        rows are written. A document without one has become a tombstone.
-
-        Args:
-            rows: of the change stream; they are read more than once.
-        """
-        is_mark = F.col("op").isin(OP_ROLLBACK, OP_SWEEP)
-        newest = Window.partitionBy("key").orderBy(F.desc("branch"), F.desc("seqno"))
-        together = rows.where(~is_mark).repartition(self._tasks, "key")
-        changes = together.withColumn("_nth", F.row_number().over(newest)).where("_nth = 1")
-        is_document = (F.col("op") == OP_PUT) & ~_is_reserved_key()
-        found = typed(changes.where(is_document), self._schema)
-        made = reduce(lambda frame, step: step(frame), self._steps, found)
-        made = made.select(F.col(ID).alias(_OF), F.struct("*").alias(MADE))
-        joined = changes.join(made, changes["key"] == made[_OF], "full")
-        is_put = F.col("op") == OP_PUT
-        is_dropped = is_put & F.col(MADE).isNull()
-        unknown = F.format_string(
-            "document '%s': no document has this key: a step has changed _id", F.col(_OF)
-        )
-        replaced: dict[str, Column] = {
-            "op": F.when(F.col("op").isNull(), F.raise_error(unknown).cast("string"))
-            .when(is_dropped, OP_DELETE)
-            .otherwise(F.col("op")),
-            "value": F.lit(None).cast("binary"),
-            "meta": F.when(~is_put, F.col("meta")),
-            "expiry": F.when(is_dropped, 0).otherwise(F.col("expiry")),
-            "flags": F.when(is_dropped, 0).when(is_put, FLAGS_JSON).otherwise(F.col("flags")),
-            "datatype": F.when(is_dropped, 0)
-            .when(is_put, int(Datatype.JSON))
-            .otherwise(F.col("datatype")),
-        }
-        columns = [
-            replaced.get(name, F.col(name)).cast(SPARK_TYPES[name]).alias(name)
-            for name in rows.columns
-        ]
-        marks = rows.where(is_mark)
-        derived = joined.select(*columns, MADE).unionByName(marks, allowMissingColumns=True)
-        return derived, partial(_encoded, self._rules)
-
-    @property
-    def _tasks(self) -> int:
-        return max(1, int(self._spark.sparkContext.defaultParallelism))
 
     def stored(self, documents: Collection[bytes]) -> DataFrame:
         """Return documents that `derive` has made as rows."""
@@ -226,24 +170,6 @@ def typed(rows: DataFrame, schema: StructType) -> DataFrame:
     """Return rows of `key` and `value`, which is JSON, as rows of `_id` and a schema's columns."""
     parsed = F.from_json(F.col("value").cast("string"), schema)
     return rows.select(F.col("key").alias(ID), parsed.alias("_read")).select(ID, "_read.*")
-
-
-def _encoded(rules: RowRules, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-    """Yield change rows with the JSON of column `_made` as their value."""
-    for batch in batches:
-        made = batch.column(MADE)
-        names = [made.type.field(n).name for n in range(made.type.num_fields)]
-        rows = pa.RecordBatch.from_arrays(made.flatten(), names).filter(made.is_valid())
-        values = (write.value for write in rules.writes(rows))
-        encoded = [next(values) if is_made else None for is_made in made.is_valid().to_pylist()]
-        rest = batch.drop_columns([MADE])
-        at = rest.schema.get_field_index("value")
-        yield rest.set_column(at, "value", pa.array(encoded, pa.binary()))
-
-
-def _is_reserved_key() -> Column:
-    """Return whether a key is no document's: see `sinks.transforming`."""
-    return reduce(Column.__or__, [F.col("key").startswith(start) for start in RESERVED_STARTS])
 
 
 def _column(name: str) -> Column:

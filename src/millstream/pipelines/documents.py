@@ -36,7 +36,7 @@ from millstream.pipelines.change_stream.options import parse_options
 from millstream.pipelines.change_stream.patience import again
 from millstream.pipelines.classic import require_classic
 from millstream.pipelines.document_frames import ID, DocumentFrames, GroupFrames, Step, typed
-from millstream.pipelines.sinks.applying import apply_changes, apply_staged, query_id_of
+from millstream.pipelines.sinks.applying import apply_changes, query_id_of
 from millstream.pipelines.sinks.grouping import GroupingSink, StateTable
 from millstream.pipelines.sinks.repairing import KeyedTarget
 from millstream.pipelines.sinks.sql_target import SqlTarget
@@ -46,7 +46,7 @@ from millstream.pipelines.source import register
 __all__ = ["Documents", "Groups", "Table", "changes"]
 
 BATCH_ROWS_MAX: Final = 100_000
-"""Default of `maxRowsPerBatch`: most targets have a batch applied in the driver."""
+"""Default of `maxRowsPerBatch`: a batch is applied in the driver."""
 BATCH_BYTES_MAX: Final = 32 * 1024 * 1024
 """Default of `maxBytesPerBatch`; one larger document is a batch of its own."""
 JOINS: Final = ("inner", "left", "leftsemi", "leftanti")
@@ -210,13 +210,11 @@ class Documents:
         if not isinstance(target, SqlTarget):
             apply_changes(batch, batch_id, derived, self._source)
             return
-        options = parse_options(self._source)
-        batch.persist()  # read once, on the executors
+        target.fence(query_id_of(batch))
         try:
-            rows, encode = self._frames.derived_rows(batch)
-            apply_staged(rows, batch_id, target, options, derived, encode)
+            apply_changes(batch, batch_id, derived, self._source)
         finally:
-            batch.unpersist()
+            target.close()  # undoes what has not been committed, so that its lock keeps nobody out
 
     def start(
         self, take: Any, checkpoint: str | Path, name: str, trigger: Mapping[str, Any]

@@ -23,11 +23,10 @@ that bring rows to a store (`sinks.sql_staging`).
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Mapping
 from contextlib import closing
 from typing import Final
 
-import pyarrow as pa
 from pyspark.sql import DataFrame
 
 from millstream.pipelines.change_stream.options import SourceOptions, parse_options
@@ -38,9 +37,8 @@ from millstream.pipelines.sinks.origin import BucketOrigin
 from millstream.pipelines.sinks.repairing import Applied, KeyedTarget, RepairingSink
 from millstream.pipelines.sinks.sql_staging import REPORT, reported_from
 from millstream.pipelines.sinks.sql_target import SqlTarget
-from millstream.pipelines.sinks.transforming import TransformingTarget
 
-__all__ = ["apply_changes", "apply_staged", "query_id_of"]
+__all__ = ["apply_changes", "query_id_of"]
 
 _QUERY: Final = "sql.streaming.queryId"
 
@@ -66,20 +64,15 @@ def apply_changes(
     rows = batch.select(*check_columns(batch.columns))
     options = parse_options(source)
     if isinstance(target, SqlTarget):
-        return apply_staged(rows, batch_id, target, options)
+        return _apply_staged(rows, batch_id, target, options)
     table = rows.toArrow()
     with closing(BucketOrigin(options)) as origin:
         sink = RepairingSink(target, origin)
         return again(lambda: sink.apply(rows_from(table), batch_id), options.reconnect_s)
 
 
-def apply_staged(
-    rows: DataFrame,
-    batch_id: int,
-    target: SqlTarget,
-    options: SourceOptions,
-    outer: TransformingTarget | None = None,
-    encode: Callable[[Iterator[pa.RecordBatch]], Iterator[pa.RecordBatch]] = iter,
+def _apply_staged(
+    rows: DataFrame, batch_id: int, target: SqlTarget, options: SourceOptions
 ) -> Applied:
     """Apply a micro-batch that tasks bring to the store; see `apply_changes`.
 
@@ -88,23 +81,17 @@ def apply_staged(
         batch_id: as Spark gives it.
         target: the store.
         options: of the source.
-        outer: what makes other rows of those that a rollback fetches, before they reach the store;
-            `rows` are made so already, one for each key.
-        encode: what tasks do with rows before they copy them.
     """
     target.fence(query_id_of(rows))
 
     def apply() -> Applied:
         stage = target.open_stage(batch_id, options.reconnect_s)
-        reports = rows.mapInArrow(lambda batches: stage.run(encode(batches)), REPORT)
-        reported = reported_from(reports.toArrow())
-        staged = target.staged(reported, is_unique=outer is not None)
-        if outer is not None:
-            staged = outer.before(staged)
+        reported = reported_from(rows.mapInArrow(stage.run, REPORT).toArrow())
+        staged = target.staged(reported, is_unique=False)
         return sink.apply(reported.marks, batch_id, staged)
 
     with closing(BucketOrigin(options)) as origin:
-        sink = RepairingSink(target if outer is None else outer, origin)
+        sink = RepairingSink(target, origin)
         try:
             return again(apply, options.reconnect_s)
         except BaseException:

@@ -24,18 +24,18 @@ from typing import Final
 
 from millstream.client.documents import FLAGS_JSON
 from millstream.errors import UsageError
-from millstream.pipelines.sinks.repairing import OP_DELETE, KeyedTarget, Row, Staged, StoredVersion
+from millstream.pipelines.sinks.repairing import OP_DELETE, KeyedTarget, Row, StoredVersion
 from millstream.upr.core.repair import LoadState
 from millstream.wire.mcbp import Datatype
 
-__all__ = ["RESERVED_STARTS", "Derive", "TransformingTarget"]
+__all__ = ["Derive", "TransformingTarget"]
 
 Derive = Callable[[Mapping[str, bytes]], Mapping[str, bytes]]
 """Key -> document, to key -> what becomes of it; what is left out has no place in the store."""
 
 _JSON: Final = int(Datatype.JSON)
-RESERVED_STARTS: Final = ("_", "\\x" + b"_".hex())
-"""How keys that are no document's begin; the second where the key is no text."""
+_ESCAPED: Final = "\\x" + b"_".hex()
+"""How the text form of a key that begins with `_` begins where the key is no text."""
 
 
 class TransformingTarget:
@@ -108,15 +108,6 @@ class TransformingTarget:
         self._pass_on()
         self._target.commit(batch_id)
 
-    def before(self, staged: Staged) -> Staged:
-        """Return staged changes, to be applied after the rows that are held back."""
-
-        def apply() -> None:
-            self._pass_on()
-            staged.apply()
-
-        return staged._replace(apply=apply)
-
     def _pass_on(self) -> None:
         """Derive what is held back and put it (invariant 1)."""
         held, self._held = self._held, {}
@@ -137,7 +128,7 @@ class TransformingTarget:
 
 
 def _is_reserved(key: str) -> bool:
-    return key.startswith(RESERVED_STARTS)
+    return key.startswith(("_", _ESCAPED))
 
 
 def _with_value(row: Row, value: bytes | None) -> Row:
