@@ -38,7 +38,7 @@ _TEXTS: Final = pa.schema([("key", pa.string()), ("value", pa.binary())])
 
 
 class Table(Protocol):
-    """A target that can be read: `ParquetTarget`, `DeltaTarget` and others."""
+    """A target that can be read: `ParquetTarget`, `DeltaTarget`, `SqlTarget`."""
 
     def read(self, spark: SparkSession) -> DataFrame:
         """Return the live rows."""

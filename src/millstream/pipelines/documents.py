@@ -46,9 +46,10 @@ from millstream.pipelines.document_frames import (
     typed,
 )
 from millstream.pipelines.relations import Relation, exploded, joined, united
-from millstream.pipelines.sinks.applying import apply_changes, apply_table
+from millstream.pipelines.sinks.applying import apply_changes, apply_table, query_id_of
 from millstream.pipelines.sinks.grouping import GroupingSink, StateTable
 from millstream.pipelines.sinks.repairing import KeyedTarget
+from millstream.pipelines.sinks.sql_target import SqlTarget
 from millstream.pipelines.sinks.transforming import TransformingTarget
 from millstream.pipelines.source import register
 
@@ -268,7 +269,14 @@ class Documents:
     def apply(self, batch: DataFrame, batch_id: int, target: KeyedTarget) -> None:
         """Apply a batch of the change stream to a target, by way of the steps."""
         derived = TransformingTarget(target, self._frames.derive)
-        apply_changes(batch, batch_id, derived, self.source)
+        if not isinstance(target, SqlTarget):
+            apply_changes(batch, batch_id, derived, self.source)
+            return
+        target.fence(query_id_of(batch))
+        try:
+            apply_changes(batch, batch_id, derived, self.source)
+        finally:
+            target.close()  # undoes what has not been committed, so that its lock keeps nobody out
 
     def apply_table(self, rows: pa.Table, batch_id: int, target: KeyedTarget) -> None:
         """Do the same with rows that were read."""
@@ -329,6 +337,8 @@ class Groups:
 
         def take(batch: DataFrame, batch_id: int) -> None:
             self._documents.apply(batch, batch_id, state)
+            if isinstance(target, SqlTarget):
+                target.fence(query_id_of(batch))
             again(lambda: groups.update(batch_id), reconnect_s)
 
         return self._documents.start(take, checkpoint, name, trigger)

@@ -38,9 +38,8 @@ from millstream.pipelines.sinks.origin import BucketOrigin
 from millstream.pipelines.sinks.repairing import Applied, KeyedTarget, RepairingSink
 from millstream.pipelines.sinks.sql_staging import REPORT, reported_from
 from millstream.pipelines.sinks.sql_target import SqlTarget
-from millstream.pipelines.sinks.transforming import TransformingTarget
 
-__all__ = ["apply_changes", "apply_staged", "apply_table", "query_id_of"]
+__all__ = ["apply_changes", "apply_table", "query_id_of"]
 
 _QUERY: Final = "sql.streaming.queryId"
 
@@ -65,7 +64,7 @@ def apply_changes(
     """
     rows = batch.select(*check_columns(batch.columns))
     if isinstance(target, SqlTarget):
-        return apply_staged(rows, batch_id, target, parse_options(source))
+        return _apply_staged(rows, batch_id, target, parse_options(source))
     return apply_table(rows.toArrow(), batch_id, target, source)
 
 
@@ -79,12 +78,8 @@ def apply_table(
         return again(lambda: sink.apply(rows_from(table), batch_id), options.reconnect_s)
 
 
-def apply_staged(
-    rows: DataFrame,
-    batch_id: int,
-    target: SqlTarget,
-    options: SourceOptions,
-    outer: TransformingTarget | None = None,
+def _apply_staged(
+    rows: DataFrame, batch_id: int, target: SqlTarget, options: SourceOptions
 ) -> Applied:
     """Apply a micro-batch that tasks bring to the store; see `apply_changes`.
 
@@ -93,21 +88,17 @@ def apply_staged(
         batch_id: as Spark gives it.
         target: the store.
         options: of the source.
-        outer: what makes other rows of those that a rollback fetches, before they reach the store;
-            `rows` are made so already, one for each key.
     """
     target.fence(query_id_of(rows))
 
     def apply() -> Applied:
         stage = target.open_stage(batch_id, options.reconnect_s)
         reported = reported_from(rows.mapInArrow(stage.run, REPORT).toArrow())
-        staged = target.staged(reported, is_unique=outer is not None)
-        if outer is not None:
-            staged = outer.before(staged)
+        staged = target.staged(reported, is_unique=False)
         return sink.apply(reported.marks, batch_id, staged)
 
     with closing(BucketOrigin(options)) as origin:
-        sink = RepairingSink(target if outer is None else outer, origin)
+        sink = RepairingSink(target, origin)
         try:
             return again(apply, options.reconnect_s)
         except BaseException:

@@ -24,7 +24,7 @@ from typing import Final
 
 from millstream.client.documents import FLAGS_JSON
 from millstream.errors import UsageError
-from millstream.pipelines.sinks.repairing import OP_DELETE, KeyedTarget, Row, Staged, StoredVersion
+from millstream.pipelines.sinks.repairing import OP_DELETE, KeyedTarget, Row, StoredVersion
 from millstream.upr.core.repair import LoadState
 from millstream.wire.mcbp import Datatype
 
@@ -107,15 +107,6 @@ class TransformingTarget:
         """Make durable what the batch did."""
         self._pass_on()
         self._target.commit(batch_id)
-
-    def before(self, staged: Staged) -> Staged:
-        """Return staged changes, to be applied after the rows that are held back."""
-
-        def apply() -> None:
-            self._pass_on()
-            staged.apply()
-
-        return staged._replace(apply=apply)
 
     def _pass_on(self) -> None:
         """Derive what is held back and put it (invariant 1)."""
