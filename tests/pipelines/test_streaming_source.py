@@ -201,6 +201,55 @@ def test_latest_means_what_comes_after_the_start(
     assert set(state.live()) == {"after"}
 
 
+def test_a_read_begins_at_the_first_change_since_a_time(
+    spark: Any, bucket: BucketUnderTest, tmp_path: Path
+) -> None:
+    bucket.write({f"k{n}": b"1" for n in range(200)})
+    with bucket.client() as client:
+        before_ms = since_ms = client.upsert("k5", b"2").cas // 10**6
+        while since_ms == before_ms:  # the option counts milliseconds
+            since_ms = client.upsert("k6", b"2").cas // 10**6
+    bucket.write({"k7": None, "new": b"1"})
+    expected = {"k6": "put", "k7": "delete", "new": "put"}
+    state = KeyedState()
+    frame = bucket.stream(spark, startingTimestamp=since_ms)
+    state.run_to_end(frame, tmp_path / "checkpoint")
+    assert {key: row.op for (_, key), row in state.rows.items()} == expected
+    read = bucket.batch(spark, startingTimestamp=since_ms).collect()
+    assert {row.key: row.op for row in read} == expected
+    assert bucket.batch(spark, startingTimestamp="2999-01-01").count() == 0
+    assert bucket.batch(spark, startingTimestamp="2000-01-01", tombstones="false").count() == 200
+
+
+def test_few_changes_wait_for_more_or_for_their_time(
+    spark: Any, bucket: BucketUnderTest, tmp_path: Path
+) -> None:
+    bucket.write({f"k{n}": b"1" for n in range(5)})
+    state = KeyedState()
+    frame = bucket.stream(spark, minRowsPerBatch=10, maxTriggerDelay="1h")
+    query = state.start(frame, tmp_path / "checkpoint")
+    try:
+        wait_until(lambda: len(state.live()) == 5, query)  # the first batch does not wait
+        bucket.write({"few": b"1"})
+        query.processAllAvailable()
+        assert "few" not in state.live()
+        bucket.write({f"m{n}": b"1" for n in range(9)})
+        wait_until(lambda: len(state.live()) == 15, query)
+    finally:
+        query.stop()
+    full = [rows for _, rows in state.batches if any(row.op == "put" for row in rows)]
+    assert [len(rows) for rows in full[1:]] == [10]
+    bucket.write({"last": b"1"})
+    frame = bucket.stream(spark, minRowsPerBatch=10, maxTriggerDelay="100ms")
+    query = state.start(frame, tmp_path / "checkpoint")
+    try:
+        wait_until(lambda: "last" in state.live(), query)
+        bucket.write({"after": b"1"})
+        wait_until(lambda: "after" in state.live(), query)
+    finally:
+        query.stop()
+
+
 def waits_for(query: Any) -> str:
     """Return what the progress of a query says that it waits for; empty: nothing."""
     progress = query.lastProgress

@@ -18,8 +18,10 @@ from millstream.model.position import Position, rollback_seqno
 from millstream.pipelines.change_stream.control import NodeControl
 from millstream.pipelines.change_stream.offsets import Offset, OffsetEntry
 from millstream.pipelines.change_stream.options import Edge, SourceOptions
+from millstream.pipelines.change_stream.planner import closed_entry
 from millstream.pipelines.change_stream.query import check_given
 from millstream.pipelines.change_stream.ranges import RangeRead
+from millstream.pipelines.change_stream.timestamps import seqnos_before
 
 __all__ = ["plan_batch"]
 
@@ -45,10 +47,8 @@ def plan_batch(options: SourceOptions) -> list[RangeRead]:
             if isinstance(edge, Offset):
                 check_given(edge, name, options.bucket, control.bucket_uuid)
         leases = _leases_at(options.ending_offsets, control)
-        reads = [
-            _range(_entry(options.starting_offsets, p, lease), options.ending_offsets, lease)
-            for p, lease in leases.items()
-        ]
+        starts = _starts(options, control, leases)
+        reads = [_range(starts[p], options.ending_offsets, lease) for p, lease in leases.items()]
         for read in reads:
             _check_start(read, leases[read.partition_id], control, options.bucket)
     finally:
@@ -63,6 +63,17 @@ def _leases_at(ends: Edge, control: NodeControl) -> Mapping[int, LeaseHold]:
     seqnos = {p: ends.entry(p).seqno for p in control.partition_ids}
     wanted = {p: seqno for p, seqno in seqnos.items() if seqno}
     return control.open_lease_at(wanted) if wanted else {}
+
+
+def _starts(
+    options: SourceOptions, control: NodeControl, leases: Mapping[int, LeaseHold]
+) -> Mapping[int, OffsetEntry]:
+    if options.starting_ns is None:
+        return {p: _entry(options.starting_offsets, p, lease) for p, lease in leases.items()}
+    return {
+        p: closed_entry(control.failover_log(p), at, leases[p].branch) if at else OffsetEntry()
+        for p, at in seqnos_before(options, leases, options.starting_ns).items()
+    }
 
 
 def _entry(starts: Edge, partition_id: int, lease: LeaseHold) -> OffsetEntry:

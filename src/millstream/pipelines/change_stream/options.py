@@ -18,6 +18,7 @@ import re
 import ssl
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
+from datetime import UTC, datetime
 from difflib import get_close_matches
 from pathlib import Path
 from typing import Any, Final, Literal, NamedTuple
@@ -25,7 +26,7 @@ from typing import Any, Final, Literal, NamedTuple
 from millstream.client.connection import PORT_DEFAULT
 from millstream.errors import UsageError
 from millstream.model.addresses import parse_address
-from millstream.model.limits import PARTITIONS_MAX
+from millstream.model.limits import PARTITIONS_MAX, UINT64_MAX
 from millstream.model.partitions import key_from_text
 from millstream.pipelines.change_stream.offsets import Offset, offset_from_json
 from millstream.pipelines.change_stream.patience import RECONNECT_S_DEFAULT
@@ -67,6 +68,10 @@ OPTIONS: Final = (
         f"{RECONNECT_S_DEFAULT:.0f}s",
     ),
     _Option("startingOffsets", "earliest, latest, or an offset as JSON", "earliest"),
+    _Option(
+        "startingTimestamp",
+        "begin at the first change since then: 2026-01-31T12:00:00Z, or Unix milliseconds",
+    ),
     _Option("endingOffsets", "batch reads only: latest, or an offset as JSON", "latest"),
     _Option("partitions", "partitions to read, such as 0-15,40; default all"),
     _Option("numPartitions", "Spark tasks for one batch; default the driver's processors"),
@@ -75,6 +80,11 @@ OPTIONS: Final = (
         "maxBytesPerBatch",
         "streams only: most bytes of changes in one batch, or one larger change; default all",
     ),
+    _Option(
+        "minRowsPerBatch",
+        "streams only: wait until so many changes are there, or for maxTriggerDelay; default 1",
+    ),
+    _Option("maxTriggerDelay", "streams only: longest wait for minRowsPerBatch", "15m"),
     _Option("pollMs", "streams only: how long an idle query waits for a change", "200"),
     _Option("noValue", "true: the column value is null and values are not sent", "false"),
     _Option("meta", "true: the column meta holds lineage and sidecar of each change", "false"),
@@ -123,11 +133,16 @@ class SourceOptions:
     reconnect_s: float = RECONNECT_S_DEFAULT
     """How long nodes that do not answer are waited for; `math.inf` for no end."""
     starting_offsets: Edge = "earliest"
+    starting_ns: int | None = None
+    """Unix time in nanoseconds of the first change (option startingTimestamp)."""
     ending_offsets: Edge = "latest"
     partition_ids: tuple[int, ...] | None = None
     task_count: int = 1
     rows_max: int | None = None
     bytes_max: int | None = None
+    rows_min: int | None = None
+    trigger_delay_s: float = 900.0
+    """How long a stream waits for `rows_min` changes."""
     poll_ms: int = 200
     has_values: bool = True
     has_meta: bool = False
@@ -189,11 +204,14 @@ def parse_options(
         tls_authority=_read(values, "tlsCa", _authority),
         reconnect_s=_read(values, "reconnectTimeout", _seconds),
         starting_offsets=_read(values, "startingOffsets", _edge),
+        starting_ns=_starting_ns(values),
         ending_offsets=_read(values, "endingOffsets", _end),
         partition_ids=_read(values, "partitions", _partition_ids),
         task_count=_read(values, "numPartitions", _number(1, TASKS_MAX)) or _processors(),
         rows_max=_read(values, "maxRowsPerBatch", _number(1, 2**62)),
         bytes_max=_read(values, "maxBytesPerBatch", _number(1, 2**62)),
+        rows_min=_read(values, "minRowsPerBatch", _number(1, 2**62)),
+        trigger_delay_s=_read(values, "maxTriggerDelay", _seconds),
         poll_ms=_read(values, "pollMs", _number(0, POLL_MS_MAX)) or 0,
         has_values=not _read(values, "noValue", _flag),
         has_meta=_read(values, "meta", _flag),
@@ -334,7 +352,32 @@ def _no_pushdown(text: str) -> None:
 def _has_tombstones(values: Mapping[str, str]) -> bool:
     if values["tombstones"]:
         return bool(_read(values, "tombstones", _flag))
-    return values["startingOffsets"].strip().lower() != "earliest"
+    is_whole = values["startingOffsets"].strip().lower() == "earliest"
+    return not is_whole or bool(values["startingTimestamp"])
+
+
+def _starting_ns(values: Mapping[str, str]) -> int | None:
+    if values["startingTimestamp"] and values["startingOffsets"] != _DEFAULTS["startingOffsets"]:
+        raise _bad("startingTimestamp", values["startingTimestamp"], "not with startingOffsets")
+    found: int | None = _read(values, "startingTimestamp", _time_ns)
+    return found
+
+
+def _time_ns(text: str) -> int | None:
+    """Return Unix nanoseconds; a time without a zone is in UTC."""
+    if not text:
+        return None
+    if text.isdecimal() and int(text) < UINT64_MAX // 10**6:
+        return int(text) * 10**6
+    try:
+        at = datetime.fromisoformat(text)
+        at = at if at.tzinfo else at.replace(tzinfo=UTC)
+        since = at - datetime(1970, 1, 1, tzinfo=UTC)
+        if since.days < 0:
+            raise ValueError("before 1970")
+    except (ValueError, OverflowError) as error:
+        raise ValueError("write 2026-01-31T12:00:00Z, or Unix milliseconds") from error
+    return (since.days * 86_400 + since.seconds) * 10**9 + since.microseconds * 1000
 
 
 def _repairs(text: str) -> bool:

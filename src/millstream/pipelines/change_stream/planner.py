@@ -19,6 +19,8 @@ Invariants:
    partition that goes back waits until it can be read again as far as before.
 7. With "available now" each partition has a leased goal, taken at the start, and is done when it
    is closed there.
+8. With a least number of rows, what is new waits until there are so many, by seqnos. Meanwhile
+   snapshots that were read are closed and their leases given up. What goes back does not wait.
 
 Elsewhere: limits of a batch (`batch_sizes`), the form of offsets (`offsets`), what a range holds
 (`ranges`), sockets (`control`).
@@ -79,6 +81,11 @@ class _Next(NamedTuple):
     begin: int
     load: int
     rollback_to: int | None
+
+    @property
+    def goes_back(self) -> bool:
+        """Whether something that was read is read again."""
+        return self.begin < self.start.seqno
 
     def has_to_wait(self, lease: LeaseHold | None) -> bool:
         """Whether what it goes back on, and still is, lies beyond what `lease` can show."""
@@ -161,7 +168,12 @@ class Planner:
         return _by_lease(in_use)
 
     def plan(
-        self, start: Entries, rows_max: int | None, bytes_max: int | None = None
+        self,
+        start: Entries,
+        rows_max: int | None,
+        bytes_max: int | None = None,
+        *,
+        rows_min: int = 0,
     ) -> dict[int, OffsetEntry]:
         """Return the offset that the next batch reads up to; equal to `start` if nothing is new.
 
@@ -169,6 +181,7 @@ class Planner:
             start: the newest logged offset.
             rows_max: rows in the batch, None for no limit; see `batch_sizes`.
             bytes_max: their bytes, as the nodes store them.
+            rows_min: with fewer changes than these no snapshot begins (invariant 8).
 
         Raises:
             RollbackRequiredError: invariant 5.
@@ -176,13 +189,13 @@ class Planner:
         """
         self._release_left(start)
         try:
-            self._planned = self._next(start, Limits(rows_max, bytes_max))
+            self._planned = self._next(start, Limits(rows_max, bytes_max), rows_min)
         except MillstreamError:
             self._left = []  # what `start` still names: the next call judges it again
             raise
         return self._planned
 
-    def _next(self, start: Entries, limits: Limits) -> dict[int, OffsetEntry]:
+    def _next(self, start: Entries, limits: Limits, rows_min: int) -> dict[int, OffsetEntry]:
         positions = self._source.positions()
         held = self._held(start, positions)
         end = {p: start.get(p, OffsetEntry()) for p in sorted({*start, *positions})}
@@ -201,7 +214,9 @@ class Planner:
                 following = self._judge(position, entry, is_held)
                 if following is not None:
                     leaving.append(following)
-        self._leave(leaving, end, moving)
+        waiting = sum(max(0, self._end_of(one.position) - one.begin) for one in leaving)
+        is_early = self._goals is None and waiting < rows_min and not moving
+        self._leave(leaving, end, moving, is_early=is_early)
         ends = self._sizes.ends(moving, limits)
         for p, entry in moving.items():
             delivered = 0 if self._repairs or p not in start else start[p].seqno
@@ -268,9 +283,14 @@ class Planner:
         leaving: Sequence[_Next],
         end: dict[int, OffsetEntry],
         moving: dict[int, OffsetEntry],
+        *,
+        is_early: bool,
     ) -> None:
-        """Open the next snapshot of each partition, or close it where nothing is new."""
-        leases = self._leases_for(leaving)
+        """Open the next snapshot of each partition, or close it where nothing is new.
+
+        `is_early`: only partitions that go back (invariant 8).
+        """
+        leases = self._leases_for([one for one in leaving if one.goes_back or not is_early])
         for following in leaving:
             p, start = following.partition_id, following.start
             lease = leases.get(p)

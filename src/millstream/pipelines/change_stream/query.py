@@ -3,7 +3,8 @@
 Invariants:
 1. A checkpoint is used only with its bucket, identified by uuid, not by name, and with the options
    `partitions` and `keyPrefix` that it began with: what else was passed over would stay missing.
-2. A query that begins at `latest` writes that position to Spark's offset log before it reads.
+2. A query that begins at `latest`, or at a time, writes that position to Spark's offset log
+   before it reads.
 3. Without new changes the query waits here, up to `pollMs`, so that it does not spin. It also
    waits if the next batch would be empty and only close snapshots that were read to their end. So
    a new change is in a batch at once, and not after an empty one.
@@ -12,6 +13,8 @@ Invariants:
    returns the same place with another number of `waits`. To Spark that is a batch, an empty one:
    its progress says what is waited for, and a query can be stopped. Before its first answer, and
    in a run that ends, a query waits in the call.
+5. With `minRowsPerBatch` a batch waits for so many changes, but not longer than `maxTriggerDelay`
+   after the batch before it. The first batch of a run, and a run that ends, do not wait.
 
 Elsewhere: Spark's side (`source`), the rules (`planner`).
 """
@@ -36,6 +39,7 @@ from millstream.pipelines.change_stream.options import SourceOptions
 from millstream.pipelines.change_stream.patience import Wait
 from millstream.pipelines.change_stream.planner import Planner, closed_entry
 from millstream.pipelines.change_stream.ranges import ranges_between
+from millstream.pipelines.change_stream.timestamps import seqnos_before
 
 __all__ = ["Query", "check_given"]
 
@@ -61,6 +65,7 @@ class Query:
         self._control = NodeControl(options, waits=False)
         self._wait = Wait(options.reconnect_s)
         self._waits_for = ""
+        self._began_s = -math.inf
         self._has_planned = False
         self._high: dict[str, Any] | None = None
         self._planner = Planner(
@@ -87,6 +92,9 @@ class Query:
         Raises:
             UnavailableError: `durable_unknown`: `latest` of durable changes cannot be told.
         """
+        if self._options.starting_ns is not None:
+            self._first = self._form(self._until_answered(self._since) or {})
+            return self._first
         starting = self._options.starting_offsets
         if isinstance(starting, Offset):
             check_given(
@@ -121,6 +129,9 @@ class Query:
             end = self._planned(offset, rows_max, bytes_max)
             if end is None:
                 return self._form(offset.entries) | {"waits": start.get("waits", 0) + 1}
+            has_rows = any(read.row_count_max for read in ranges_between(offset, end))
+            if has_rows:
+                self._began_s = time.monotonic()
             is_over = self._planner.is_available_now or time.monotonic() >= deadline
             if is_over or ranges_between(offset, end):
                 return start if end == offset else self._form(end.entries)
@@ -132,7 +143,15 @@ class Query:
         """Return the next offset; None if nodes do not answer (invariant 4)."""
 
         def plan() -> Offset:
-            return offset._replace(entries=self._planner.plan(offset.entries, rows_max, bytes_max))
+            waited_s = time.monotonic() - self._began_s
+            rows_min = self._options.rows_min or 0
+            entries = self._planner.plan(
+                offset.entries,
+                rows_max,
+                bytes_max,
+                rows_min=rows_min if waited_s < self._options.trigger_delay_s else 0,
+            )
+            return offset._replace(entries=entries)
 
         until_s = time.monotonic() + WAIT_STEP_S
         may_return = self._has_planned and not self._planner.is_available_now
@@ -188,6 +207,23 @@ class Query:
     def _form(self, entries: Mapping[int, OffsetEntry]) -> dict[str, Any]:
         bucket, uuid = self._options.bucket, self._control.bucket_uuid
         return offset_to_json(Offset(bucket, uuid, entries, self._options.key_prefix))
+
+    def _since(self) -> dict[int, OffsetEntry]:
+        """Return where partitions begin for `startingTimestamp`."""
+        assert self._options.starting_ns is not None
+        leases = self._control.open_whole_lease(self._control.partition_ids)
+        try:
+            found = seqnos_before(self._options, leases, self._options.starting_ns)
+        finally:
+            for lease_id in {held.lease_id for held in leases.values()}:
+                mine = [p for p, held in leases.items() if held.lease_id == lease_id]
+                self._control.let_go(lease_id, mine)
+        begun = {
+            p: closed_entry(self._control.failover_log(p), at, leases[p].branch)
+            for p, at in found.items()
+            if at
+        }
+        return {p: begun.get(p, OffsetEntry()) for p in self._control.partition_ids}
 
     def _present(self) -> dict[int, OffsetEntry]:
         return {

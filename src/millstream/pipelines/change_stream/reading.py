@@ -199,9 +199,11 @@ def pinned_batches(
         source.close()
 
 
-def pinned_chunks(options: SourceOptions, reads: Sequence[RangeRead]) -> Iterator[bytes]:
+def pinned_chunks(
+    options: SourceOptions, reads: Sequence[RangeRead], *, with_values: bool = True
+) -> Iterator[bytes]:
     """Yield the frames of a batch read as they come, as `pinned_batches` reads them."""
-    source = NodeRanges(options, with_values=True)
+    source = NodeRanges(options, with_values=with_values)
     try:
         held = _held(source, reads, can_move=options.ending_offsets == "latest")
         yield from _kept(source, held)

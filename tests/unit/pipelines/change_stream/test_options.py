@@ -171,3 +171,27 @@ def test_an_unknown_option_suggests_a_known_one() -> None:
         parse_options({"bucket": "b", "passwd": "very secret"}, {})
     assert "did you mean password?" in str(caught.value)
     assert "very secret" not in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("text", "time_ns"),
+    [
+        ("0", 0),
+        ("1500", 1_500_000_000),
+        ("1970-01-01T00:00:01.5Z", 1_500_000_000),
+        ("1970-01-01 01:00:01+01:00", 1_000_000_000),
+        ("1970-01-02", 86_400 * 10**9),
+    ],
+)
+def test_a_stream_begins_at_a_time(text: str, time_ns: int) -> None:
+    assert parsed(startingTimestamp=text).starting_ns == time_ns
+    assert parsed(startingTimestamp=text).has_tombstones
+    assert parsed().starting_ns is None
+
+
+def test_a_time_that_cannot_be_used_is_refused() -> None:
+    for text in ("now", "-1", "9" * 30, "1969-12-31", "0001-01-01T00:00+14:00"):
+        with pytest.raises(UsageError, match=r"startingTimestamp.*write 2026-01-31T12:00:00Z"):
+            parsed(startingTimestamp=text)
+    with pytest.raises(UsageError, match="not with startingOffsets"):
+        parsed(startingTimestamp="5", startingOffsets="latest")

@@ -305,3 +305,26 @@ def test_lost_changes_are_not_waited_for() -> None:
     part.durable_seqno = 0
     end = planner.plan(offset, None)
     assert (end[0].rollback_to, end[0].seqno, end[0].is_closed) == (10, 10, True)
+
+
+def test_few_changes_wait_and_what_was_read_is_closed(node: FalseNode) -> None:
+    planner = Planner(node, "b", repairs=True)
+    assert planner.plan(START, None, rows_min=11)[0].seqno == 0
+    end = planner.plan(START, None, rows_min=10)
+    assert (end[0].seqno, end[0].is_closed) == (10, False)
+    node.write(0, 1, 2)
+    closed = planner.plan(end, None, rows_min=2)
+    assert (closed[0].seqno, closed[0].is_closed) == (10, True)
+    assert planner.plan(closed, None, rows_min=2) == closed
+    assert not node.partitions[0].leases
+    assert planner.plan(closed, None)[0].seqno == 11
+    node.write(0, 1, 3)
+    assert planner.plan(closed, None, rows_min=2)[0].seqno == 12
+
+
+def test_what_goes_back_does_not_wait_for_more_changes(node: FalseNode) -> None:
+    planner = Planner(node, "b", repairs=True)
+    offset = planner.plan(planner.plan(START, None), None)
+    node.partitions[0].fail_over(7)
+    back = planner.plan(offset, None, rows_min=100)
+    assert back[0].rollback_to == 7
