@@ -15,7 +15,8 @@ Rules, each a function over the repository root:
 9. What pyproject.toml requires is pinned in requirements/: else a fresh clone lacks it.
 10. Cancelled waits end: no `asyncio.wait_for`, which in Python 3.11 swallows a cancellation that
    comes in the same turn as the result.
-11. What a docstring names after `Elsewhere:` as `package.module` is there.
+11. What a docstring names after `Elsewhere:` as `package.module` is there; so is what
+   ARCHITECTURE.md and the design notes name so.
 
 Deliberately elsewhere: style and types (ruff, mypy), layers (import-linter), spelling (codespell).
 """
@@ -77,6 +78,7 @@ _PIN = re.compile(r"^([\w.-]+)(?:\[[^\]]*\])?==", re.MULTILINE)
 OUR_OWN: Final = {"millstream-accelerator"}
 _MENTION = re.compile(r"\bdocs/[\w./-]+\.md\b")
 _ELSEWHERE = re.compile(r"^Elsewhere:.*?(?:\n\n|\Z)", re.DOTALL | re.MULTILINE)
+_FILE_ENDINGS = frozenset({"sock", "toml"})
 _DOTTED = re.compile(r"`(?:millstream\.)?([a-z_]+(?:\.\w+)+)`")
 _LOADED = re.compile(r"[\w.]+")
 _LINK = re.compile(r"(?<!!)\[[^\]]*\]\(([^)\s]+)\)")
@@ -279,12 +281,22 @@ def cancelled_waits_end(root: Path) -> Iterator[str]:
 def named_modules_exist(root: Path) -> Iterator[str]:
     """Rule 11."""
     source = root / "src" / "millstream"
-    for path in _modules(source):
-        elsewhere = _ELSEWHERE.search(ast.get_docstring(_parsed(path)) or "")
-        for name in _DOTTED.findall(elsewhere[0]) if elsewhere else []:
+    for path, text in _naming_texts(root):
+        for name in _DOTTED.findall(text):
             package, *inside = name.split(".")
-            if (source / package).is_dir() and not _is_named(source / package, inside):
+            if inside[-1] in _FILE_ENDINGS or not (source / package).is_dir():
+                continue
+            if not _is_named(source / package, inside):
                 yield f"{path.relative_to(root)}: {name} is not there"
+
+
+def _naming_texts(root: Path) -> Iterator[tuple[Path, str]]:
+    for path in _modules(root / "src" / "millstream"):
+        elsewhere = _ELSEWHERE.search(ast.get_docstring(_parsed(path)) or "")
+        yield path, elsewhere[0] if elsewhere else ""
+    for path in (root / "ARCHITECTURE.md", *sorted(root.glob("docs/design/*.md"))):
+        if path.is_file():
+            yield path, path.read_text()
 
 
 def _is_named(place: Path, inside: list[str]) -> bool:

@@ -19,9 +19,11 @@ from functools import wraps
 from pathlib import Path
 from typing import Annotated, Any, Final, NamedTuple, TypeVar, get_type_hints
 
+import msgspec
 import typer
 
 from millstream.client.connection import PORT_DEFAULT, Connection
+from millstream.client.documents import Stored
 from millstream.client.kv import Client, connect
 from millstream.errors import UnavailableError, UsageError
 from millstream.model.addresses import parse_address
@@ -40,6 +42,7 @@ __all__ = [
     "connection_of",
     "key_of",
     "password_in",
+    "print_stored",
     "tls_of",
     "who_of",
 ]
@@ -302,3 +305,15 @@ def key_of(text: str) -> bytes:
         raise UsageError(
             rf"after \x a key is written in hex digits: {text!r}", code="bad_key"
         ) from error
+
+
+def print_stored(key: str, stored: Stored) -> None:
+    """Print where a change of a document is, as JSON."""
+    members = {
+        "key": key,
+        "cas": stored.cas,
+        "partition": stored.partition_id,
+        "uuid": f"{stored.uuid:012x}",
+        "seqno": stored.seqno,
+    }
+    print(msgspec.json.encode(members).decode())

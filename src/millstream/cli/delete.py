@@ -19,6 +19,7 @@ from millstream.cli.connect import (
     at_node,
     client_of,
     key_of,
+    print_stored,
 )
 from millstream.cli.designs import database_of, is_design, refuse_options
 
@@ -49,11 +50,4 @@ def command(
     with client_of(bucket, **at.options) as client:
         stored = client.remove(key_of(key), cas=cas, durability="persisted")
     if json:
-        members = {
-            "key": key,
-            "cas": stored.cas,
-            "partition": stored.partition_id,
-            "uuid": f"{stored.uuid:012x}",
-            "seqno": stored.seqno,
-        }
-        print(msgspec.json.encode(members).decode())
+        print_stored(key, stored)

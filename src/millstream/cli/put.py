@@ -23,6 +23,7 @@ from millstream.cli.connect import (
     at_node,
     client_of,
     key_of,
+    print_stored,
 )
 from millstream.cli.designs import database_of, is_design, refuse_options
 from millstream.client.documents import Durability
@@ -100,14 +101,7 @@ def command(
             key_of(key), _content_of(data, is_raw=raw), cas=cas, expiry=expiry, durability=level
         )
     if json:
-        members = {
-            "key": key,
-            "cas": stored.cas,
-            "partition": stored.partition_id,
-            "uuid": f"{stored.uuid:012x}",
-            "seqno": stored.seqno,
-        }
-        print(msgspec.json.encode(members).decode())
+        print_stored(key, stored)
 
 
 def _data_of(key: str, value: str | None, file: Path | None) -> bytes:

@@ -22,7 +22,6 @@ from millstream.model.partitions import text_of_key
 
 __all__ = [
     "OP_DELETE",
-    "OP_EXPIRE",
     "OP_PUT",
     "ChangeMeta",
     "Columns",
@@ -33,7 +32,6 @@ __all__ = [
 
 OP_PUT: Final = "put"
 OP_DELETE: Final = "delete"
-OP_EXPIRE: Final = "expire"
 _CHANGE: Final = Struct(">xBHBBHI4xqqqII")
 """Opcode, key and extras length, datatype, partition, body length, cas, seqno, rev, and the 8
 bytes that are flags and expiry of a mutation, the time first of a deletion."""

@@ -62,7 +62,6 @@ _HEADS: Final = {
     is_deleted: b"\x83l\x00\x00\x00\x05" + _ATOMS[is_deleted] for is_deleted in (False, True)
 }
 _NO_PARENT: Final = b"a\x00a\x00"
-_FIRST: Final = _HEADS[False] + _NO_PARENT
 _HEX_DIGITS: Final = 32
 
 

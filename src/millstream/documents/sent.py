@@ -22,7 +22,7 @@ from millstream.errors import UsageError
 
 __all__ = [
     "ATTACHMENTS_SENT_MAX", "DOCUMENT_ID_BYTES_MAX", "REVISIONS_SENT_MAX", "Sent", "checked_id",
-    "local_rev", "parse_local", "parse_sent",
+    "is_legal_id", "local_rev", "parse_local", "parse_sent",
 ]  # fmt: skip
 
 DOCUMENT_ID_BYTES_MAX: Final = 250
@@ -143,6 +143,15 @@ def checked_id(doc_id: str, *, may_be_design: bool = True) -> str:
             f"Document id is longer than {DOCUMENT_ID_BYTES_MAX} bytes", code="illegal_docid"
         )
     return doc_id
+
+
+def is_legal_id(doc_id: str) -> bool:
+    """Return whether a document can have the id."""
+    try:
+        checked_id(doc_id)
+    except UsageError:
+        return False
+    return True
 
 
 def _truth(value: object) -> bool:

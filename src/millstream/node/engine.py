@@ -76,6 +76,7 @@ from millstream.node.listeners import (
     bind_all,
     bound_address,
     peer_tls_context,
+    shown_addresses,
     tls_context,
     trust_of,
 )
@@ -84,7 +85,6 @@ from millstream.node.peer_buckets import OtherNodes
 from millstream.node.processes.index_child import IndexOrder
 from millstream.node.run_directory import RunDirectory
 from millstream.node.settings import (
-    LISTENERS,
     Address,
     Settings,
     memory_quota_of,
@@ -354,10 +354,7 @@ class Engine:
 
     def addresses(self) -> dict[str, str | None]:
         """Return listener -> HOST:PORT, None for closed ones."""
-        return {
-            name: str(self._addresses[name]) if name in self._addresses else None
-            for name in LISTENERS
-        }
+        return shown_addresses(self._addresses)
 
     def metrics(self, buckets: Collection[str] | None = None) -> NodeMetrics:
         """Return the engine's statistics, of these buckets or all."""

@@ -44,11 +44,17 @@ from millstream.gateway.core.api.node import BucketStatus, NodeMetrics
 from millstream.kv.core.revisions.design_documents import StoredDesign
 from millstream.node.followed_bucket import FollowedBucket
 from millstream.node.indexes import Indexes
-from millstream.node.listeners import bind_all, bound_address, peer_tls_context, tls_context
+from millstream.node.listeners import (
+    bind_all,
+    bound_address,
+    peer_tls_context,
+    shown_addresses,
+    tls_context,
+)
 from millstream.node.own_coordination import coordination_port
 from millstream.node.processes.index_child import IndexOrder
 from millstream.node.run_directory import RunDirectory
-from millstream.node.settings import LISTENERS, Address, Settings, refuse_exposure
+from millstream.node.settings import Address, Settings, refuse_exposure
 from millstream.node.token_order import keep_tokens
 from millstream.runtime.metrics import LoopLag, processor_seconds, resident_bytes
 from millstream.runtime.tasks import Tasks
@@ -252,10 +258,7 @@ class IndexNode:
 
     def addresses(self) -> dict[str, str | None]:
         """Return listener -> HOST:PORT, None for closed ones."""
-        return {
-            name: str(self._addresses[name]) if name in self._addresses else None
-            for name in LISTENERS
-        }
+        return shown_addresses(self._addresses)
 
     def bucket_statuses(self) -> list[BucketStatus]:
         """Return the indexed buckets, sorted by name."""

@@ -13,11 +13,11 @@ import errno
 import re
 import socket
 import ssl
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from typing import Final
 
 from millstream.errors import UnavailableError, UsageError
-from millstream.node.settings import Address, Settings
+from millstream.node.settings import LISTENERS, Address, Settings
 
 __all__ = [
     "BUILT",
@@ -29,6 +29,7 @@ __all__ = [
     "peer_server_context",
     "peer_tls_context",
     "server_context",
+    "shown_addresses",
     "tls_context",
     "trust_of",
 ]
@@ -98,6 +99,11 @@ def bind(name: str, address: Address) -> socket.socket:
 def bound_address(address: Address, listening: socket.socket) -> Address:
     """Return an address as configured, with its actual port."""
     return Address(address.host, listening.getsockname()[1])
+
+
+def shown_addresses(open_: Mapping[str, Address]) -> dict[str, str | None]:
+    """Return listener -> HOST:PORT, None for closed ones."""
+    return {name: str(open_[name]) if name in open_ else None for name in LISTENERS}
 
 
 def peer_tls_context(settings: Settings) -> ssl.SSLContext | None:

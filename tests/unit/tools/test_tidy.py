@@ -70,6 +70,13 @@ def test_a_breach_is_named(
     assert breaches[0].startswith(name)
 
 
+def test_a_note_names_modules_that_are_there(tidy: ModuleType, tmp_path: Path) -> None:
+    write(tmp_path, "src/millstream/kv/one.py", '"""One."""')
+    write(tmp_path, "docs/design/0001-one.md", "`kv.one` reads `kv.sock` and `kv.two`.")
+    breaches = list(tidy.named_modules_exist(tmp_path))
+    assert breaches == ["docs/design/0001-one.md: kv.two is not there"]
+
+
 def test_a_tidy_tree_has_no_breach(
     tidy: ModuleType, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -46,7 +46,6 @@ WaitOption = Annotated[bool, typer.Option("--wait", help="Return when nothing is
 YesOption = Annotated[
     bool, typer.Option("--yes", help="Also if partitions have fewer copies afterwards.")
 ]
-NodeArgument = Annotated[str, typer.Argument(metavar="NODE", help="Name or id.")]
 
 
 @app.callback()

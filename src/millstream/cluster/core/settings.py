@@ -25,7 +25,6 @@ __all__ = [
     "FAILED_MS_MIN",
     "FREEZE_WITHIN_SEQNOS",
     "HAND_OVER_MS",
-    "LOCK_TTL_MS",
     "ORDER_MS_MAX",
     "PART_STOPPED_MS_MAX",
     "REPORT_INTERVAL_MS",
@@ -35,7 +34,6 @@ __all__ = [
     "STALLED_AFTER_MS",
     "STARTING_MS",
     "TAKE_OVERS_MAX",
-    "TAKE_OVER_MS_MAX",
     "UNREACHED_MS_MAX",
     "Settings",
     "settings_from_json",
@@ -48,13 +46,11 @@ SESSION_MS_MAX: Final = 10_000
 """The coordination service gives no session more time. If `session_ttl_ms` is larger, sessions
 and leases last so long, and the orchestrator waits for the rest before it fails a node over."""
 SESSION_BEAT_MS: Final = 300
-LOCK_TTL_MS: Final = 1200
 REPORT_INTERVAL_MS: Final = 500
 ORDER_MS_MAX: Final = 2000
 """Longest wait for the reply to an order, unless another limit is named."""
 ACTIVATE_MS_MAX: Final = 60_000
 """Longest wait for promises and activations: they wait for the disk."""
-TAKE_OVER_MS_MAX: Final = 310_000
 BRANCH_TRY_MS: Final = 2000
 """A promotion that has not advanced for so long is repeated in another branch."""
 BRANCH_TRY_DOUBLINGS_MAX: Final = 3

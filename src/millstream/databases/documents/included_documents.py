@@ -29,7 +29,7 @@ from millstream.databases.documents.distributed_reads import DistributedReads, P
 from millstream.databases.routing import Node
 from millstream.documents.json_text import LARGE_BYTES
 from millstream.documents.reading import Shown, text_of
-from millstream.documents.sent import checked_id
+from millstream.documents.sent import is_legal_id
 from millstream.documents.stored import StoredDocument, load
 from millstream.errors import MillstreamError, UsageError
 from millstream.gateway.aio.documents.attaching import in_base64, in_pieces, inflated
@@ -87,15 +87,6 @@ class AskedDocument(NamedTuple):
     """Only in this revision; None: in its current one."""
     attachments: bool = False
     """Include the data of its attachments."""
-
-
-def _is_document(doc_id: str) -> bool:
-    """Return whether a document can have the id."""
-    try:
-        checked_id(doc_id)
-    except UsageError:
-        return False
-    return True
 
 
 class Answer(Protocol):
@@ -207,7 +198,7 @@ class DistributedTexts:
             UnavailableError: `not_my_partition`; `node_failed`, a node cannot be reached.
             MillstreamError: the error that a node answers.
         """
-        are_ids = [_is_document(one.id) for one in asked]
+        are_ids = [is_legal_id(one.id) for one in asked]
         documents = list(compress(asked, are_ids))
 
         async def made(number: int, node: Node, found: Stored | None) -> bytes | None:

@@ -16,14 +16,12 @@ from typing import Final
 from urllib.parse import quote
 
 __all__ = [
-    "BOUNDARY_BYTES_MAX", "PART_END", "attachment_head", "disposition_of", "end", "filename",
+    "PART_END", "attachment_head", "disposition_of", "end", "filename",
     "inner_head", "json_head", "missing_part", "one_line",
 ]  # fmt: skip
 
 _SHOWN: Final = ("image/", "audio/", "video/", "text/plain")
 _RUN: Final = ("image/svg+xml",)
-BOUNDARY_BYTES_MAX: Final = 70
-"""A boundary chosen by a client."""
 PART_END: Final = b"\r\n"
 
 

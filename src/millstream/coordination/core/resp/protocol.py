@@ -282,7 +282,6 @@ def _too_large(why: str) -> RemoteProtocolError:
 
 # ---- replies
 
-_SIGNS: Final = (b"+", b"-", b":")
 _LINE_BREAKS: Final = bytes.maketrans(b"\r\n", b"  ")
 _BIG: Final = 1 << 63
 

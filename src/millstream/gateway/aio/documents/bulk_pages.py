@@ -35,7 +35,7 @@ from millstream.documents.reading import (
     within,
 )
 from millstream.documents.revisions import checked_rev
-from millstream.documents.sent import checked_id, parse_local
+from millstream.documents.sent import checked_id, is_legal_id, parse_local
 from millstream.documents.stored import StoredDocument
 from millstream.documents.tree import Leaf
 from millstream.documents.updating import sent_path
@@ -307,19 +307,11 @@ async def _known(
 
     What is yielded can no longer be lost: replicators rely on it and do not look again.
     """
-    legal = [_is_legal(doc_id) for doc_id in doc_ids]
+    legal = [is_legal_id(doc_id) for doc_id in doc_ids]
     wanted = list(compress(doc_ids, legal))
     async with aclosing(documents.read_all(bucket, wanted, is_durable=True)) as found:
         for doc_id, is_legal in zip(doc_ids, legal, strict=True):
             yield doc_id, await anext(found) if is_legal else None
-
-
-def _is_legal(doc_id: str) -> bool:
-    try:
-        checked_id(doc_id)
-    except UsageError:
-        return False
-    return True
 
 
 async def _revs_diff(request: web.Request) -> web.Response:

@@ -84,7 +84,6 @@ _MESSAGES: Final = frozenset(
 )
 _CHANGES: Final = (Opcode.DCP_MUTATION, Opcode.DCP_DELETION, Opcode.DCP_EXPIRATION)
 _U32: Final = Struct(">I")
-_SEQNO_REV: Final = Struct(">QQ")
 _PUT: Final = Struct(">QQIIIHB")
 _DELETION_V1: Final = Struct(">QQH")
 _DELETION_V2: Final = Struct(">QQIB")
