@@ -1,5 +1,7 @@
 """Streams: who reads a bucket, a rollback as a branch of the history, changes as they come."""
 
+import re
+
 from playwright.sync_api import expect
 
 from support.console.console import WAIT_MS, Console
@@ -31,6 +33,20 @@ def test_a_rollback_is_a_new_branch(console: Console, node: NodeProcess, bucket:
     expect(page.locator(".drawing circle")).to_have_count(1, timeout=WAIT_MS)
     done(node, "POST", f"/_millstream/buckets/{bucket}/partitions/1/rollback", {"seqno": 3})
     expect(page.locator(".drawing circle")).to_have_count(2, timeout=WAIT_MS)
+
+
+def test_a_reader_that_was_rolled_back(console: Console, node: NodeProcess, bucket: str) -> None:
+    views = {"all": {"map": "function (doc) { emit(doc._id, 1) }"}}
+    done(node, "PUT", f"/{bucket}/_design/ids", {"views": views})
+    done(node, "POST", f"/{bucket}/_bulk_docs", {"docs": [{"_id": f"a{n}"} for n in range(40)]})
+    done(node, "GET", f"/{bucket}/_design/ids/_view/all")
+    page = console.open(f"streams/readers?bucket={bucket}")
+    row = console.row(f"Readers of {bucket}", "view index")
+    expect(row).to_contain_text("none since it connected", timeout=WAIT_MS)
+    expect(row).to_contain_text("nothing", timeout=WAIT_MS)
+    done(node, "POST", f"/_millstream/buckets/{bucket}/partitions/1/rollback", {"seqno": 3})
+    told = page.get_by_text(re.compile(r"partition 1: from seqno \d+ to \d+"))  # connected or gone
+    expect(told.first).to_be_visible(timeout=WAIT_MS)
 
 
 def test_changes_as_they_come(console: Console, node: NodeProcess, bucket: str) -> None:

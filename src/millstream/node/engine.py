@@ -50,13 +50,8 @@ from millstream.databases.scans.feeds import NodeChanges
 from millstream.errors import MillstreamError
 from millstream.gateway.aio.databases.making import create_bucket
 from millstream.gateway.aio.server import BACKLOG, HttpServer
-from millstream.gateway.core.api.node import (
-    BucketStatus,
-    LeaseShown,
-    NodeMetrics,
-    PartitionStatus,
-    ReaderStatus,
-)
+from millstream.gateway.core.api.node import BucketStatus, NodeMetrics, PartitionStatus
+from millstream.gateway.core.api.readers import LeaseShown, ReaderStatus
 from millstream.kv.aio.engine import BucketEngine
 from millstream.kv.aio.server import KvServer
 from millstream.kv.core.bucket import Bucket
@@ -90,7 +85,7 @@ from millstream.node.settings import (
     memory_quota_of,
     refuse_exposure,
 )
-from millstream.node.shown_statuses import partition_statuses, reader_statuses
+from millstream.node.shown_statuses import partition_statuses, past_rollbacks, reader_statuses
 from millstream.node.token_order import keep_tokens
 from millstream.runtime.metrics import LoopLag, machine_bytes, processor_seconds, resident_bytes
 from millstream.runtime.tasks import Tasks
@@ -272,6 +267,11 @@ class Engine:
         """Return who streams a bucket; raises as `databases.buckets.Buckets.copies`."""
         self._buckets.copies(name)
         return await reader_statuses(self._kv.streaming(name))
+
+    def past_rollbacks(self, name: str) -> list[tuple[str, Mapping[str, int]]]:
+        """Return the last rollbacks of readers that have gone, newest first; as `readers`."""
+        self._buckets.copies(name)
+        return past_rollbacks(self.served[name].streams)
 
     def leases(self, name: str) -> list[LeaseShown]:
         """Return the leases on a bucket; raises as `readers`."""

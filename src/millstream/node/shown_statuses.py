@@ -5,15 +5,18 @@ Elsewhere: the forms (`gateway.core.api.node`), the pages (`gateway.aio.database
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+import time
+from collections.abc import Iterable, Mapping
 
-from millstream.gateway.core.api.node import FollowStatus, PartitionStatus, ReaderStatus, StreamAt
+from millstream.gateway.core.api.node import FollowStatus, PartitionStatus
+from millstream.gateway.core.api.readers import ReaderStatus, StreamAt
 from millstream.kv.aio.connection import KvConnection
 from millstream.kv.aio.engine import BucketEngine
 from millstream.kv.core.partition.partition import Partition
+from millstream.kv.core.streams import BucketStreams
 from millstream.runtime.pace import Turns
 
-__all__ = ["partition_statuses", "reader_statuses"]
+__all__ = ["partition_statuses", "past_rollbacks", "reader_statuses"]
 
 
 async def partition_statuses(running: BucketEngine) -> list[PartitionStatus]:
@@ -43,19 +46,31 @@ def _address(peer: str) -> str:
 
 
 async def reader_statuses(streaming: Iterable[tuple[str, KvConnection]]) -> list[ReaderStatus]:
-    """Return where the connections are that stream; others have turns between them."""
+    """Return where the connections are that stream; others have turns between streams."""
     found, turns = list[ReaderStatus](), Turns()
     for name, connection in streaming:
         await turns.give()
         streamer, user = connection.streamer, connection.session.user
         if streamer is None:
             continue
-        figures = streamer.figures()
+        figures, streams, now_ns = streamer.figures(), list[StreamAt](), time.time_ns()
+        for partition, state, sent, lag, unsent_ns in streamer.positions():
+            await turns.give()
+            lag_s = None if lag else 0.0
+            if unsent_ns is not None:
+                lag_s = max(0, now_ns - unsent_ns) / 1e9
+            streams.append(StreamAt(partition, state, sent, lag, lag_s))
+        rolled_back = streamer.last_rollback
         found.append(
             ReaderStatus(
                 name, _address(connection.session.peer), "" if user is None else user.name,
-                figures.unacked_bytes, figures.sent_bytes,
-                [StreamAt(*one) for one in streamer.positions()],
+                figures.unacked_bytes, figures.sent_bytes, streamer.since_ms,
+                rolled_back._asdict() if rolled_back else None, streams,
             )
         )  # fmt: skip
     return found
+
+
+def past_rollbacks(streams: BucketStreams) -> list[tuple[str, Mapping[str, int]]]:
+    """Return names and last rollbacks of readers that have gone, newest first."""
+    return [(name, one._asdict()) for name, one in reversed(streams.past_rollbacks)]

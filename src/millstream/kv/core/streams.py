@@ -5,13 +5,18 @@ Elsewhere: the streams (`upr.core.producer`).
 
 from __future__ import annotations
 
-from typing import Protocol
+from collections import deque
+from collections.abc import Iterator
+from typing import Final, Protocol
 
 from millstream.kv.core.statistics import Readers
-from millstream.upr.core.producer import StreamFigures
+from millstream.upr.core.producer import Rollback, StreamFigures
 from millstream.upr.core.shared_slices import SharedSlices
 
-__all__ = ["BucketStreams", "Streaming"]
+__all__ = ["ROLLBACKS_MAX", "BucketStreams", "Streaming"]
+
+ROLLBACKS_MAX: Final = 100
+"""Rollbacks of closed connections that are remembered."""
 
 
 class Streaming(Protocol):
@@ -23,8 +28,11 @@ class Streaming(Protocol):
     def statistics(self) -> list[tuple[str, str]]:
         """Return what STAT `dcp` shows of it."""
 
-    def positions(self) -> list[tuple[int, str, int, int]]:
-        """Return partition, state in a word, position and lag of each stream."""
+    since_ms: int
+    last_rollback: Rollback | None
+
+    def positions(self) -> Iterator[tuple[int, str, int, int, int | None]]:
+        """Yield what `Producer.positions` does."""
 
     def progress(self, partition_id: int) -> tuple[str, int] | None:
         """Return the state of a partition's stream in a word, and its seqno."""
@@ -36,6 +44,8 @@ class BucketStreams:
     def __init__(self) -> None:
         self.by_name: dict[str, Streaming] = {}
         """By the name that each connection has given itself."""
+        self.past_rollbacks: deque[tuple[str, Rollback]] = deque(maxlen=ROLLBACKS_MAX)
+        """Names and last rollbacks of closed connections."""
         self._sent_bytes_before = 0
         """Bytes sent by closed connections."""
         self._stuck_total = self._dead_total = 0
@@ -47,6 +57,8 @@ class BucketStreams:
         self._sent_bytes_before += figures.sent_bytes
         self._stuck_total += figures.is_stuck
         self._dead_total += figures.is_dead
+        if stream.last_rollback is not None:
+            self.past_rollbacks.append((name, stream.last_rollback))
         if self.by_name.get(name) is stream:
             del self.by_name[name]
         if len(self.by_name) <= 1:

@@ -15,14 +15,14 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from functools import partial
-from time import monotonic_ns, perf_counter
+from time import monotonic_ns, perf_counter, time_ns
 from typing import Final, Protocol
 
 from millstream.errors import MillstreamError
 from millstream.runtime.tasks import Tasks
-from millstream.upr.core.producer import Producer, StreamFigures
+from millstream.upr.core.producer import Producer, Rollback, StreamFigures
 from millstream.upr.core.source import BucketSource
 from millstream.upr.core.stream import Chunk, LogRead
 from millstream.upr.core.takeover import TakeOverStream
@@ -85,6 +85,11 @@ class StreamSession:
             source, flags, is_extended=is_extended, has_json=has_json,
             may_take_over=may_take_over, config=config,
         )  # fmt: skip
+        self.since_ms = time_ns() // 1_000_000
+        """When it was opened (Unix)."""
+        self.last_rollback: Rollback | None = None
+        self._noted: tuple[int, int, int] | None = None
+        """The rollback of the producer that `last_rollback` is of."""
         self._stops = Tasks()
         self._loop = asyncio.get_running_loop()
         self._is_scheduled = False
@@ -101,6 +106,7 @@ class StreamSession:
         """Take a request of the stream protocol, or any response."""
         if not self._is_closed:
             self._producer.on_packet(packet)
+            self._note_rollback()
             if self._producer.settings.is_durable_only and not self._hears_of_durable:
                 self._hears_of_durable = True
                 self._source.subscribe_durable(self._on_news)
@@ -119,8 +125,8 @@ class StreamSession:
         prefix = f"eq_dcpq:{self._name}:"
         return [(prefix + name, text) for name, text in self._producer.statistics()]
 
-    def positions(self) -> list[tuple[int, str, int, int]]:
-        """Return partition, state, position and lag of each stream."""
+    def positions(self) -> Iterator[tuple[int, str, int, int, int | None]]:
+        """Yield what `Producer.positions` does."""
         return self._producer.positions()
 
     def progress(self, partition_id: int) -> tuple[str, int] | None:
@@ -155,6 +161,12 @@ class StreamSession:
         self._credited_at_s = now_s
         return 0.0 if self._credit_s > 0 else self._looked_at_s + GATHER_S - now_s
 
+    def _note_rollback(self) -> None:
+        told = self._producer.last_rollback
+        if told is not None and told is not self._noted:
+            self._noted = told
+            self.last_rollback = Rollback(*told, time_ns() // 1_000_000)
+
     def _wake(self) -> None:
         """Send what there is, in the next turn of the loop."""
         if not (self._is_scheduled or self._is_closed):
@@ -167,6 +179,7 @@ class StreamSession:
             return
         began_s = perf_counter()
         data = self._producer.produce()
+        self._note_rollback()
         if data:
             self._connection.write(data)
         for read in self._producer.take_reads():

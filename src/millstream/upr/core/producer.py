@@ -30,7 +30,7 @@ from __future__ import annotations
 
 from bisect import insort
 from collections import deque
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from struct import Struct
 from typing import Final, NamedTuple
 
@@ -64,7 +64,7 @@ from millstream.wire.mcbp import (
     response,
 )
 
-__all__ = ["BACKFILLS_MAX", "IDLE_MS_MAX", "STUCK_MS_MAX", "Producer", "StreamFigures"]
+__all__ = ["BACKFILLS_MAX", "IDLE_MS_MAX", "STUCK_MS_MAX", "Producer", "Rollback", "StreamFigures"]
 
 BACKFILLS_MAX: Final = 4
 """Streams of one connection that read the log at a time; each keeps at most two chunks."""
@@ -119,6 +119,17 @@ class StreamFigures(NamedTuple):
     """Cut off because it gave no sign of life."""
 
 
+class Rollback(NamedTuple):
+    """A reader was told to undo changes, or its stream ended since they were undone here."""
+
+    partition: int
+    from_seqno: int
+    """Where the reader was."""
+    to_seqno: int
+    at_ms: int
+    """Unix."""
+
+
 class Producer:
     """The streams of one connection.
 
@@ -149,6 +160,8 @@ class Producer:
         self.wants_close = False
         """The peer broke the protocol, is stuck or dead: write the replies, then close."""
         self.is_stuck = self.is_dead = False
+        self.last_rollback: tuple[int, int, int] | None = None
+        """The last that a reader was told of: partition, where it was, the seqno to undo to."""
         self._bucket = bucket
         self._flags = flags
         self._has_json = has_json
@@ -217,12 +230,16 @@ class Producer:
 
     def _on_stream_request(self, packet: Packet) -> None:
         asked = decode_stream_request(packet, is_extended=self.settings.is_extended)
-        grant = decide(
-            asked,
-            self._bucket,
-            is_streaming=asked.partition_id in self._streams,
-            is_durable_only=self.settings.is_durable_only,
-        )
+        try:
+            grant = decide(
+                asked,
+                self._bucket,
+                is_streaming=asked.partition_id in self._streams,
+                is_durable_only=self.settings.is_durable_only,
+            )
+        except RollbackError as error:
+            self.last_rollback = (asked.partition_id, asked.position.seqno, error.seqno)
+            raise
         source = self._bucket.partition(asked.partition_id)
         assert source is not None
         stream = self._begin(source, grant, packet.opaque)
@@ -386,6 +403,9 @@ class Producer:
         if not self._barriers.is_idle:
             self._barriers.on_step(stream)
         if stream.is_over:
+            if stream.is_undone:
+                to_seqno = stream.source.high_seqno
+                self.last_rollback = (stream.partition_id, stream.sent, to_seqno)
             self._forget(stream)
         elif stream.state is StreamState.BACKFILLING:
             self._backfilling[stream.partition_id] = stream
@@ -544,12 +564,10 @@ class Producer:
         stream = self._streams.get(partition_id)
         return (stream.status, stream.sent) if stream else None
 
-    def positions(self) -> list[tuple[int, str, int, int]]:
-        """Return partition, state, position and lag of each stream."""
-        return [
-            (partition_id, stream.status, stream.sent, stream.lag)
-            for partition_id, stream in sorted(self._streams.items())
-        ]
+    def positions(self) -> Iterator[tuple[int, str, int, int, int | None]]:
+        """Yield partition, state, position, lag and oldest unsent change of each stream."""
+        for partition_id, stream in sorted(self._streams.items()):
+            yield partition_id, stream.status, stream.sent, stream.lag, stream.unsent_ns()
 
     def statistics(self) -> list[tuple[str, str]]:
         """Return name and value of what STAT `dcp` shows of this connection."""

@@ -35,7 +35,7 @@ from millstream.model.partitions import PartitionState
 from millstream.upr.core.decision import Grant
 from millstream.upr.core.profile import Profile
 from millstream.upr.core.source import BucketSource, Hold, PartitionSource
-from millstream.wire.frames import is_put, seqno_of, stream_end
+from millstream.wire.frames import change_of, is_put, seqno_of, stream_end
 from millstream.wire.mcbp import Opcode, SnapshotFlag, StreamEndReason, request
 
 __all__ = ["Chunk", "LogRead", "Stream", "StreamState"]
@@ -44,6 +44,9 @@ Chunk = tuple[list[bytes], int]
 """Canonical frames, and the seqno covered up to."""
 
 _NOTHING: Final = (b"", 0)
+_LOOK_ITEMS: Final = 16
+_LOOK_BYTES: Final = 1 << 30
+"""How far the oldest unsent change is looked for: what follows may have been replaced since."""
 
 
 class StreamState(Enum):
@@ -184,6 +187,17 @@ class Stream:
         """How many seqnos it has still to send of those there are."""
         return max(0, min(self.source.high_seqno, self._grant.end) - self.sent)
 
+    def unsent_ns(self) -> int | None:
+        """Return when the oldest change that it has still to send was made, by its CAS (Unix, ns).
+
+        None: it has sent all, or that change is not in memory.
+        """
+        source = self.source
+        found = None
+        if self.lag:
+            found = source.memory_slice(self.sent, source.high_seqno, _LOOK_BYTES, _LOOK_ITEMS)
+        return change_of(found[0][0]).cas if found and found[0] else None
+
     @property
     def status(self) -> str:
         """What it does, in a word."""
@@ -199,6 +213,12 @@ class Stream:
     def is_broken(self) -> bool:
         """Whether the partition is no longer what was read: the next step ends the stream."""
         return self.source.epoch != self._epoch
+
+    @property
+    def is_undone(self) -> bool:
+        """Whether it is broken because changes that were sent were rolled back."""
+        source = self.source
+        return self.is_broken and source.high_seqno < self.sent and source.state is self._role
 
     @property
     def is_over(self) -> bool:
@@ -240,11 +260,9 @@ class Stream:
 
     def _broken_reason(self) -> StreamEndReason | None:
         """Return why the stream cannot go on, None if it can."""
-        source = self.source
-        if source.epoch == self._epoch:
+        if not self.is_broken:
             return None
-        is_undone = source.high_seqno < self.sent and source.state is self._role
-        return StreamEndReason.ROLLED_BACK if is_undone else StreamEndReason.STATE_CHANGED
+        return StreamEndReason.ROLLED_BACK if self.is_undone else StreamEndReason.STATE_CHANGED
 
     def _begin(self, may_backfill: bool) -> bool:
         """Open a snapshot; False: not now (for a fixed view: never again)."""

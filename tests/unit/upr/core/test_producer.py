@@ -45,6 +45,18 @@ def test_a_rollback_is_answered_with_eight_bytes() -> None:
     uuid = talk.partition.failover_log[0].uuid
     reply = talk.stream(at=Position(uuid, 9, 9, 9))
     assert (reply.status, reply.value) == (Status.ROLLBACK, (5).to_bytes(8, "big"))
+    assert talk.producer.last_rollback == (0, 9, 5)
+
+
+def test_how_old_the_oldest_unsent_change_is() -> None:
+    talk = Talk(filled("abc"))
+    talk.stream()
+    (position,) = talk.producer.positions()
+    (first, *_), _ = talk.partition.memory_slice(0, 3, 1 << 20, 3) or ([b""], 0)
+    assert position[2:] == (0, 3, change_of(first).cas)
+    talk.packets()
+    (position,) = talk.producer.positions()
+    assert position[2:] == (3, 0, None)
 
 
 def test_a_request_and_its_rollback_byte_for_byte() -> None:

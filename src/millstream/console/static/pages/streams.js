@@ -1,7 +1,7 @@
 // @ts-check
 /** Streams: who reads a bucket, how far each is, histories that diverged, and a live tail. */
 import { pathOf, useResource } from "../lib/api.js";
-import { bytes, counted, duration, whole } from "../lib/format.js";
+import { Time, bytes, counted, duration, whole } from "../lib/format.js";
 import { html } from "../lib/html.js";
 import { linkTo, setQuery } from "../lib/routes.js";
 import { Field, Tabs } from "../parts/form.js";
@@ -38,11 +38,13 @@ export default function Streams({ route }) {
 /** @param {{bucket: string, chosen?: string}} props */
 function Readers({ bucket, chosen }) {
   const found = useResource(pathOf("_millstream", "buckets", bucket, "readers"), { every: 2_000 });
-  return html`<${Shown} of=${found} what="the readers">${(/** @type {any} */ { readers, leases }) => html`
+  return html`<${Shown} of=${found} what="the readers">${(/** @type {any} */ { readers, leases, past_rollbacks: past }) => html`
     ${readers.length ? html`<${Table} label=${`Readers of ${bucket}`} rows=${readers} keyOf=${(/** @type {any} */ row) => row.name} columns=${COLUMNS}
         linkOf=${(/** @type {any} */ row) => linkTo(["streams", "readers"], { bucket, reader: row.name })} isChosen=${(/** @type {any} */ row) => row.name === chosen} />`
       : html`<${Empty} title="Nobody reads this bucket from this node"><p>Copies, view indexes, Spark queries, <code>millstream tail</code> and backups appear here while they are connected.</p></${Empty}>`}
     ${chosen && html`<${Reader} reader=${readers.find((/** @type {any} */ one) => one.name === chosen)} name=${chosen} />`}
+    ${past.length > 0 && html`<section class="panel"><header><h2>Rollbacks of readers that have gone</h2><span class="muted">a reader may have come back under another name</span></header>
+      <${Table} label="Rollbacks" rows=${past} keyOf=${(/** @type {any} */ row) => `${row.name} ${row.at_ms}`} height=${320} columns=${PAST} /></section>`}
     <${Leases} leases=${leases} />`}</${Shown}>`;
 }
 
@@ -52,9 +54,26 @@ const COLUMNS = [
   { name: "From", show: (/** @type {any} */ row) => html`${row.address}${row.user && ` as ${row.user}`}` },
   { name: "Partitions", isNumber: true, sort: (/** @type {any} */ row) => row.streams.length, show: (/** @type {any} */ row) => whole(row.streams.length) },
   { name: "Lag", isNumber: true, sort: (/** @type {any} */ row) => row.lag, show: (/** @type {any} */ row) => html`<${Badge} kind=${row.lag ? "warn" : "good"}>${counted(row.lag, "change")}</${Badge}>` },
+  { name: "Behind by", isNumber: true, sort: (/** @type {any} */ row) => row.lag_s ?? Infinity, show: (/** @type {any} */ row) => behind(row.lag_s) },
   { name: "Not acknowledged", isNumber: true, sort: (/** @type {any} */ row) => row.bytes_waiting, show: (/** @type {any} */ row) => bytes(row.bytes_waiting) },
   { name: "Sent", isNumber: true, sort: (/** @type {any} */ row) => row.sent_bytes, show: (/** @type {any} */ row) => bytes(row.sent_bytes) },
+  { name: "Connected since", sort: (/** @type {any} */ row) => row.since_ms, show: (/** @type {any} */ row) => html`<${Time} ms=${row.since_ms} />` },
+  { name: "Last rollback", sort: (/** @type {any} */ row) => row.last_rollback?.at_ms ?? 0, show: (/** @type {any} */ row) => rolledBack(row.last_rollback) },
 ];
+
+const PAST = [
+  { name: "Reader", sort: (/** @type {any} */ row) => row.name, show: (/** @type {any} */ row) => html`<bdi class="mono">${row.name}</bdi>` },
+  { name: "Rollback", sort: (/** @type {any} */ row) => row.at_ms, show: rolledBack },
+];
+
+/** Text of a lag; unknown where the oldest change is in the log alone. @param {number | null} seconds */
+const behind = (seconds) => (seconds === 0 ? "nothing" : duration(seconds));
+
+/** @param {{partition: number, from_seqno: number, to_seqno: number, at_ms: number} | null} one */
+function rolledBack(one) {
+  if (!one) return "none since it connected";
+  return html`partition ${one.partition}: from seqno ${whole(one.from_seqno)} to ${whole(one.to_seqno)}, <${Time} ms=${one.at_ms} />`;
+}
 
 /** @param {{reader: any, name: string}} props */
 function Reader({ reader, name }) {
@@ -65,6 +84,7 @@ function Reader({ reader, name }) {
       { name: "Reads", show: (/** @type {any} */ row) => row.state },
       { name: "Sent up to seqno", isNumber: true, sort: (/** @type {any} */ row) => row.sent_seqno, show: (/** @type {any} */ row) => whole(row.sent_seqno) },
       { name: "Lag, changes", isNumber: true, sort: (/** @type {any} */ row) => row.lag, show: (/** @type {any} */ row) => whole(row.lag) },
+      { name: "Behind by", isNumber: true, sort: (/** @type {any} */ row) => row.lag_s ?? Infinity, show: (/** @type {any} */ row) => behind(row.lag_s) },
     ]} /></section>`;
 }
 

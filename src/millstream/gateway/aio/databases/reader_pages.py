@@ -17,7 +17,7 @@ from aiohttp import web
 
 from millstream.gateway.aio.answers import NODE_API, require
 from millstream.gateway.aio.streaming import stream
-from millstream.gateway.core.api.node import ReaderStatus
+from millstream.gateway.core.api.readers import ReaderStatus
 from millstream.runtime.pace import Turns
 
 __all__ = ["KINDS", "kind_of", "routes"]
@@ -42,21 +42,32 @@ def _shown(reader: ReaderStatus) -> dict[str, Any]:
         "kind": kind_of(reader.name),
         "address": reader.address,
         "user": reader.user,
+        "since_ms": reader.since_ms,
         "lag": max((stream.lag for stream in reader.streams), default=0),
+        "lag_s": _lag_s(reader),
+        "last_rollback": reader.last_rollback,
         "bytes_waiting": reader.bytes_waiting,
         "sent_bytes": reader.sent_bytes,
         "streams": [stream._asdict() for stream in reader.streams],
     }
 
 
-async def _pieces(readers: list[ReaderStatus], leases: list[Any]) -> AsyncIterator[bytes]:
+def _lag_s(reader: ReaderStatus) -> float | None:
+    """Return the largest of all partitions; None if one is not known."""
+    lags_s = [stream.lag_s for stream in reader.streams]
+    return None if None in lags_s else max(filter(None, lags_s), default=0.0)
+
+
+async def _pieces(
+    readers: list[ReaderStatus], leases: list[Any], rollbacks: list[Any]
+) -> AsyncIterator[bytes]:
     """Yield the answer; others have turns between readers."""
     turns, encode = Turns(), msgspec.json.encode
     yield b'{"readers":['
     for number, reader in enumerate(readers):
         await turns.give()
         yield (b"," if number else b"") + encode(_shown(reader))
-    yield b'],"leases":%b}\n' % encode(leases)
+    yield b'],"leases":%b,"past_rollbacks":%b}\n' % (encode(leases), encode(rollbacks))
 
 
 async def _readers(request: web.Request) -> web.StreamResponse:
@@ -75,7 +86,8 @@ async def _readers(request: web.Request) -> web.StreamResponse:
         }
         for lease in api.leases(name)
     ]
-    return await stream(request, _pieces(readers, leases), {})
+    rollbacks = [{"name": reader, **one} for reader, one in api.past_rollbacks(name)]
+    return await stream(request, _pieces(readers, leases, rollbacks), {})
 
 
 def routes() -> list[web.RouteDef]:

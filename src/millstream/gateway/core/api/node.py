@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import AsyncGenerator, AsyncIterator, Collection, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Literal, NamedTuple, Protocol
+from typing import Any, Literal, Protocol
 
 import msgspec
 
@@ -17,6 +17,7 @@ from millstream.gateway.core.api.changes import ChangesApi
 from millstream.gateway.core.api.cluster import ClusterApi
 from millstream.gateway.core.api.coverage import CoverageApi
 from millstream.gateway.core.api.documents import DocumentApi
+from millstream.gateway.core.api.readers import LeaseShown, ReaderStatus
 from millstream.gateway.core.api.replications import ReplicationApi
 from millstream.gateway.core.api.shared import SharedApi
 from millstream.gateway.core.api.stored import StoredApi
@@ -37,13 +38,10 @@ __all__ = [
     "DocumentScan",
     "FunctionApi",
     "IndexApi",
-    "LeaseShown",
     "NodeApi",
     "NodeMetrics",
     "PartRequest",
     "PartitionStatus",
-    "ReaderStatus",
-    "StreamAt",
     "ViewAnswer",
     "WriterCall",
 ]  # fmt: skip
@@ -96,42 +94,6 @@ class PartitionStatus:
     """The map's row: the node of the active copy, then replicas; empty without a map."""
     follows: FollowStatus | None
     """The source of the copy. None: it has no source."""
-
-
-class StreamAt(NamedTuple):
-    """Where a reader is in one partition."""
-
-    partition: int
-    state: str
-    """Of the stream, in a word: whether it reads the log or the memory."""
-    sent_seqno: int
-    lag: int
-    """Changes that it has not been sent yet."""
-
-
-@dataclass(frozen=True, slots=True)
-class ReaderStatus:
-    """A connection that streams a bucket, as shown to people."""
-
-    name: str
-    """As it calls itself."""
-    address: str
-    user: str
-    """Empty: nobody, since the node has no users."""
-    bytes_waiting: int
-    """Sent and not acknowledged."""
-    sent_bytes: int
-    streams: list[StreamAt]
-
-
-@dataclass(frozen=True, slots=True)
-class LeaseShown:
-    """A lease of a bucket, as shown to people."""
-
-    lease_id: int
-    seconds_left: float
-    holds: Mapping[int, int]
-    """Partition -> the seqno as of which it is held."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -532,6 +494,9 @@ class NodeApi(CommonNodeApi, Protocol):
             ConditionError: `bucket_not_found`.
             UnavailableError: `bucket_failed`.
         """
+
+    def past_rollbacks(self, name: str) -> list[tuple[str, Mapping[str, int]]]:
+        """Return names and last rollbacks of readers that have gone; raises as `readers`."""
 
     async def readers(self, name: str) -> list[ReaderStatus]:
         """Return who streams a bucket from this node.

@@ -259,6 +259,9 @@ def test_statistics() -> None:
 
 
 class StreamingDouble:
+    since_ms = 0
+    last_rollback = None
+
     def __init__(self, sent: int) -> None:
         self.sent = sent
 
