@@ -47,6 +47,8 @@ TESTED_ELSEWHERE: Final[dict[str, str]] = {
     "kv/aio/flusher.py": "one with the engine: tests/unit/kv/aio/test_engine.py, on real files",
     "cli/serving/cluster_up.py": "processes of its own: tests/e2e/test_cluster_up.py",
     "pipelines/document_frames.py": "Spark's own work: tests/pipelines/test_documents.py",
+    "pipelines/relation_frames.py": "Spark's own work: tests/pipelines/test_relations.py",
+    "pipelines/relations.py": "what it starts and refuses: tests/pipelines/test_relations.py",
 }
 """Module or folder under src/millstream -> which tests cover it, and why not unit tests."""
 
