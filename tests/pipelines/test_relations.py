@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from pyspark.sql.types import StructType
 
 from millstream.errors import UsageError
 from millstream.pipelines import ParquetTarget, Relation, changes
@@ -172,7 +173,7 @@ def test_mistakes_are_found(
 
 
 def test_a_document_has_a_row_for_each_element_under_its_key_and_part(spark: Any) -> None:
-    lines = struct_of("city string, lines array<struct<sku: string, n: int>>")
+    lines: Any = StructType.fromDDL("city string, lines array<struct<sku: string, n: int>>")
 
     def told(part: str, before: Kept, now: Kept) -> dict[str, Any]:
         frames = RelationFrames(spark, [lines], Exploded("lines", part))
