@@ -1,3 +1,5 @@
+"""Joins of two buckets stay right through kills, with planted mistakes; Spark is left out."""
+
 from __future__ import annotations
 
 import random
@@ -19,11 +21,12 @@ from millstream.pipelines.sinks.relating import (
 )
 from millstream.pipelines.sinks.repairing import OP_PUT, KeyedTarget, RepairingSink, Row
 from millstream.pipelines.sinks.transforming import TransformingTarget
+from millstream.upr.core.repair import LoadState
 from simulators.pipeline_world import World
 from support.budget import budget
 from support.streams.keyed_double import DictTarget
 
-SCHEDULES = budget(40)
+SCHEDULES = budget(24)
 MISTAKE_SCHEDULES_MAX = 100
 
 
@@ -117,7 +120,7 @@ class Pair:
 
     def update(self) -> bool:
         """Bring the join up to date; False if the process was killed somewhere."""
-        killed_at = self.rng.choice((None, None, "before", "writes", "commit"))
+        killed_at = self.rng.choice((None, None, "before", "writes", "writes", "commit"))
         self.writes_left = self.rng.randrange(3) if killed_at == "writes" else None
         commit = self.target.commit
         if killed_at == "commit":
@@ -135,7 +138,12 @@ class Pair:
 
     def run(self) -> None:
         for _ in range(self.rng.randint(15, 80)):
-            self.rng.choice(self.sides).step()
+            side = self.rng.choice(self.sides)
+            side.step()
+            for _ in range(self.rng.randrange(4)):  # most batches have something new
+                side.write()
+            if side.plan(available_now=False):
+                side.execute()
         for side in self.sides:
             side.come_to_rest()
         while not self.update():
@@ -209,9 +217,12 @@ class BelievesTheFirst(Pair):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("mistake", [NoDoubt, KeepsNoFiles, DoesNotRetract, BelievesTheFirst])
-def test_mistakes_are_found(mistake: type[Pair], tmp_path: Path) -> None:
-    for seed in range(MISTAKE_SCHEDULES_MAX):
+@pytest.mark.parametrize(
+    ("mistake", "first"),
+    [(NoDoubt, 24), (KeepsNoFiles, 25), (DoesNotRetract, 0), (BelievesTheFirst, 24)],
+)
+def test_mistakes_are_found(mistake: type[Pair], first: int, tmp_path: Path) -> None:
+    for seed in range(first, first + MISTAKE_SCHEDULES_MAX):
         try:
             mistake(seed, tmp_path / str(seed)).run()
         except (AssertionError, FileNotFoundError):
@@ -228,6 +239,7 @@ def test_another_store_is_refused(tmp_path: Path) -> None:
     sink(target).update(0)
     assert not target.live(0)
     table.begin([0], 1)
+    table.set_state(0, LoadState())
     table.put(0, [Row(OP_PUT, 0, 1, 1, "a", value=b"1")], 1)
     table.commit(1)
     sink(target).update(1)
