@@ -57,6 +57,7 @@ class StreamerDouble:
     def __init__(self, connection: KvConnection, *_: object, **__: object) -> None:
         self.connection = connection
         self.calls: list[str] = []
+        self.last_rollback = None
 
     def on_packet(self, packet: Packet) -> None:
         self.connection.write(request(Opcode.DCP_NOOP))

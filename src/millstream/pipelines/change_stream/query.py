@@ -3,8 +3,8 @@
 Invariants:
 1. A checkpoint is used only with its bucket, identified by uuid, not by name, and with the options
    `partitions` and `keyPrefix` that it began with: what else was passed over would stay missing.
-2. A query that begins at `latest`, or at a time, writes that position to Spark's offset log
-   before it reads.
+2. A query that begins at `latest` writes that position to Spark's offset log before it reads. One
+   that begins at a time need not: asked again, the time means a place that leaves out nothing.
 3. Without new changes the query waits here, up to `pollMs`, so that it does not spin. It also
    waits if the next batch would be empty and only close snapshots that were read to their end. So
    a new change is in a batch at once, and not after an empty one.
@@ -93,8 +93,7 @@ class Query:
             UnavailableError: `durable_unknown`: `latest` of durable changes cannot be told.
         """
         if self._options.starting_ns is not None:
-            self._first = self._form(self._until_answered(self._since) or {})
-            return self._first
+            return self._form(self._until_answered(self._since) or {})
         starting = self._options.starting_offsets
         if isinstance(starting, Offset):
             check_given(

@@ -8,6 +8,8 @@ from support.kv.log_double import new_bucket
 
 def test_slices_are_shared_while_more_than_one_connection_streams() -> None:
     class Stream:
+        last_rollback = None
+
         def figures(self) -> StreamFigures:
             return StreamFigures(0, 0, 0, 0, 0, is_stuck=False, is_dead=False)
 
