@@ -25,7 +25,7 @@ from millstream.runtime.process import calm_collector
 from support.http.raw_http import Answer, RawHttp
 
 STEP_MS_MAX = 5.0
-TRIES = 6
+TRIES = 12
 """Of each request, the best counts: a step that finds no memory warm takes longer."""
 MIB = 1024 * 1024
 LARGE = b'{"large":"' + b"x" * (16 * MIB) + b'"}'
