@@ -2,9 +2,12 @@
 
 import json
 import os
+import re
+import signal
 import subprocess
 import sys
 from pathlib import Path
+from urllib.request import urlopen
 
 import pytest
 
@@ -16,7 +19,7 @@ JAVA = "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC"
 @pytest.mark.slow
 def test_the_first_flights(tmp_path: Path) -> None:
     work = tmp_path / "work"
-    words = ["demo", "--flights", str(FLIGHTS), "--workdir", str(work)]
+    words = ["demo", "--flights", str(FLIGHTS), "--workdir", str(work), "--keep"]
     done = subprocess.run(
         [sys.executable, "-m", "millstream", *words],
         env={"JDK_JAVA_OPTIONS": JAVA, **os.environ, "COLUMNS": "120"},
@@ -37,8 +40,14 @@ def test_the_first_flights(tmp_path: Path) -> None:
     assert "WRONG" not in done.stdout
     page = (work / "report.html").read_text()
     assert page.count("data:image/png;base64,") == 4
-    assert not (work / "node").exists()
-    assert not (work / "state").exists()
+    assert (work / "state").exists()
+    try:
+        (console,) = re.findall(r"http://[^/]+/_console/", done.stderr)
+        with urlopen(console) as answer:
+            assert b"<title>" in answer.read()
+    finally:
+        (pid,) = re.findall(r"`kill (\d+)`", done.stderr)
+        os.kill(int(pid), signal.SIGTERM)
 
 
 @pytest.mark.slow

@@ -5,6 +5,8 @@ Elsewhere: what it does (`demo.run`, `demo.cluster`), pictures and page (`demo.r
 
 from __future__ import annotations
 
+import subprocess
+import sys
 from importlib import import_module
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -37,7 +39,12 @@ WorkdirOption = Annotated[
     typer.Option("--workdir", metavar="DIR", help="For data, logs and the report."),
 ]
 KeepOption = Annotated[
-    bool, typer.Option("--keep", help="Keep the node's data and Spark's state afterwards.")
+    bool,
+    typer.Option(
+        "--keep",
+        help="Keep the node's data and Spark's state afterwards. Without --cluster, a node serves "
+        "the data then, and the address of its console is printed.",
+    ),
 ]
 NoPlotsOption = Annotated[bool, typer.Option("--no-plots", help="Draw nothing.")]
 
@@ -66,10 +73,7 @@ def command(
     console.print(summary_of(outcome))
     console.print(f"report: {page}")
     if keep and not cluster:
-        console.print(
-            f"look at it: millstream serve --data {workdir / 'node'}, then "
-            "http://127.0.0.1:5984/_console/"
-        )
+        _serve(workdir.absolute() / "node")
     if not outcome.is_right:
         raise typer.Exit(1)
 
@@ -84,6 +88,14 @@ def _run(
     from millstream.demo.run import run_demo
 
     return run_demo(console, workdir, flights=flights, keep=keep)
+
+
+def _serve(data: Path) -> None:
+    """Leave a node running on free ports; it prints where its console is and how to stop it."""
+    ports = [word for name in ("kv", "http", "peer") for word in (f"--{name}", "127.0.0.1:0")]
+    words = ["serve", "--data", str(data), *ports, "--no-memcached", "--no-coord", "--background"]
+    command = [sys.executable, "-m", "millstream", *words]
+    subprocess.run(command, stdout=subprocess.DEVNULL, check=True)
 
 
 def _require(*, with_plots: bool) -> None:

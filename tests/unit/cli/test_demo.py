@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import subprocess
 from pathlib import Path
 from typing import Any
 
@@ -24,10 +25,13 @@ def test_a_difference_is_a_failure(
         asked.update(options, work_dir=work_dir)
         return Outcome(Truth(), checks=[check])
 
+    served: list[list[str]] = []
+    monkeypatch.setattr(subprocess, "run", lambda words, **_: served.append(words))
     monkeypatch.setattr(run, "run_demo", play)
     monkeypatch.setattr(report, "write_report", lambda *_, **__: tmp_path / "report.html")
     words = ["demo", "--flights", "7", "--workdir", str(tmp_path), "--keep", "--no-plots"]
     outcome = call(*words)
     assert outcome.code == code
     assert asked == {"flights": 7, "keep": True, "work_dir": tmp_path}
+    assert [words[words.index("--data") + 1] for words in served] == [str(tmp_path / "node")]
     assert ("WRONG" in outcome.out.decode()) == bool(code)
