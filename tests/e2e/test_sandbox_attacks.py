@@ -279,7 +279,9 @@ def test_reduces_that_attack_cost_their_own_groups():
         expected = "reduce_overflow_error" if name == "large result" else "reduce_error"
         if name in ("endless loop", "regex bomb", "toJSON without end"):
             expected = "reduce_time_error"
-        assert result["error"] == expected, (name, result)
+        # On a busy machine the time may be over before the memory is.
+        allowed = {expected, "reduce_time_error"} if name == "memory" else {expected}
+        assert result["error"] in allowed, (name, result)
         assert len(json.dumps(result)) < 1000
     assert shown[number:] == [number + 100, number + 101, number + 102]
 
