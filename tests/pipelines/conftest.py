@@ -1,14 +1,16 @@
 """Fixtures of the suites that run Spark: one session, one node, a bucket for each test.
 
-`spark`: the session of the whole run. `shared_node`: a node with `BUCKETS` buckets of four
-partitions. `bucket`: a `BucketUnderTest` that no other test has had. `own_node`: makes nodes that
-a test may stop, kill and start again at the same address.
+`spark`: the session of the whole run. `shared_node`: a node. `bucket`: a `BucketUnderTest` of it,
+with four partitions, that no other test has had. `own_node`: makes nodes that a test may stop,
+kill and start again at the same address.
 """
 
+import itertools
 import os
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
+from urllib.request import Request, urlopen
 
 import pytest
 
@@ -18,8 +20,8 @@ from support.pipelines.spark_bucket import BucketUnderTest
 
 # Java that lives for a minute: half the time of a start on two busy processors is its compiler's.
 os.environ.setdefault("JDK_JAVA_OPTIONS", "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC")
-BUCKETS = 40
 PARTITIONS = 4
+_numbers = itertools.count()
 
 
 @pytest.fixture(scope="session")
@@ -31,19 +33,19 @@ def spark() -> Iterator[Any]:
 
 @pytest.fixture(scope="session")
 def shared_node(tmp_path_factory: pytest.TempPathFactory) -> Iterator[NodeProcess]:
-    names = [f"--bucket=b{number}:{PARTITIONS}" for number in range(BUCKETS)]
-    with NodeProcess(tmp_path_factory.mktemp("shared") / "node", *names) as node:
+    with NodeProcess(tmp_path_factory.mktemp("shared") / "node") as node:
         yield node
 
 
-@pytest.fixture(scope="session")
-def _bucket_names() -> Iterator[str]:
-    return (f"b{number}" for number in range(BUCKETS))
-
-
 @pytest.fixture
-def bucket(shared_node: NodeProcess, _bucket_names: Iterator[str]) -> BucketUnderTest:
-    return BucketUnderTest(shared_node.ready["kv"], next(_bucket_names))
+def bucket(shared_node: NodeProcess) -> BucketUnderTest:
+    name = f"b{next(_numbers)}"
+    page = f"http://{shared_node.ready['http']}/_millstream/buckets/{name}"
+    content = b'{"partitions":%d}' % PARTITIONS
+    asked = Request(page, content, {"Content-Type": "application/json"}, method="PUT")
+    with urlopen(asked) as answer:
+        assert answer.status == 201
+    return BucketUnderTest(shared_node.ready["kv"], name)
 
 
 @pytest.fixture
