@@ -44,7 +44,7 @@ unexport PYTHONDONTWRITEBYTECODE
 .DEFAULT_GOAL := help
 .NOTPARALLEL:
 .PHONY: help setup accelerator lock upgrade format lint types unit quick test ci test-tools java demo demo-cluster \
-	bench clusters cluster-faults faults conformance console screenshots sdks pipelines e2e crash soak soak-views simulate manager whole-cluster sites fuzz nightly sim sim-change sim-long sim-mutants kills nemesis coverage docs reference wheel clean distclean
+	bench timing clusters cluster-faults faults conformance console screenshots sdks pipelines e2e crash soak soak-views simulate manager whole-cluster sites fuzz nightly sim sim-change sim-long sim-mutants kills nemesis coverage docs reference wheel clean distclean
 
 help: ## list the targets
 	@echo 'Millstream. Targets (PYTHON=... chooses the interpreter, 3.11 or newer; ARGS=... goes to pytest):'
@@ -137,6 +137,7 @@ quick: lint types unit ## lint, types, unit tests
 test: lint types accelerator java ## quick, and nodes, commands and Spark as users start them
 	@$(PYTEST) $(PARALLEL) $(CHOSEN) tests/unit
 	@$(PYTEST) $(PARALLEL) $(CHOSEN) tests/e2e
+	@$(PYTEST) $(CHOSEN) tests/timing
 	@$(PYTEST) $(CHOSEN) tests/pipelines
 
 ci: export MILLSTREAM_FORBID_SKIPS = 1
@@ -159,6 +160,9 @@ nightly: $(TEST) accelerator java ## what make ci has small budgets of, at lengt
 
 faults: $(TEST) accelerator java ## Spark pipelines: 100 schedules of faults, 100 of rollbacks; ARGS="--family F --seed N" repeats one
 	@PYTHONPATH=tests $(PY) -m simulators.spark_faults --schedules $(or $(SCHEDULES),100) $(ARGS)
+
+timing: $(TEST) accelerator ## how long a request may keep an engine's loop; run alone
+	@$(PYTEST) tests/timing
 
 clusters: $(TEST) accelerator java ## Spark in processes of its own: Connect, local-cluster, master and workers
 	@$(PYTEST) tests/clusters

@@ -29,6 +29,14 @@ def test_the_process_knows_its_size():
     assert processor_seconds() > 0
 
 
+def test_the_size_is_asked_for_by_one_call_of_the_system(monkeypatch):
+    """Each call may wait for the interpreter's lock."""
+    resident_bytes()
+    monkeypatch.setattr("builtins.open", None)
+    monkeypatch.setattr("os.open", None)
+    assert resident_bytes() > 1_000_000
+
+
 def test_the_space_left_is_known(tmp_path):
     assert free_bytes(tmp_path) > 0
 

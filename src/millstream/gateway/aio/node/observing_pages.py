@@ -105,7 +105,7 @@ class Observer:
         self.last: dict[str, Any] = {}
         """The last sample, as an event tells it."""
         self.metrics = NodeMetrics({}, {})
-        """The figures as of the last walk."""
+        """The node's figures as of the last sample, its buckets' as of the last walk."""
         self.readers = 0
         """Open streams of events."""
         self.sampled = asyncio.Condition()
@@ -145,7 +145,7 @@ class Observer:
             partitions += status.partitions
             buckets.update(self._api.metrics((status.name,)).buckets)
         await turns.give()
-        self.metrics = NodeMetrics(self._api.metrics(()).node, buckets)
+        self.metrics = NodeMetrics(self.metrics.node or self._api.metrics(()).node, buckets)
         self._walked, totals = {}, dict[Key, float]()
         for bucket, figures in buckets.items():
             for name, shown in _BUCKET.items():
@@ -164,6 +164,7 @@ class Observer:
     def _take(self, second: int) -> None:
         """Sample the node now, and its buckets as last read."""
         figures = self._api.metrics(()).node
+        self.metrics = NodeMetrics(figures, self.metrics.buckets)
         node = {shown: figures[name] for name, shown in _NODE.items() if name in figures}
         buckets = self.metrics.buckets
         free = [_number(one, "disk_free_bytes") for one in buckets.values()]
