@@ -10,7 +10,7 @@ Invariants:
 2. A later process at another address is accepted once the known one was asked at its own address
    and has been silent for `PROBE_MS`: the directory was moved, not copied.
 3. A refused node is told why. It closes its groups and stores that durably: it never takes part
-   again. The accepted process is not disturbed.
+   again. The accepted process is told of it if it lives elsewhere, and continues.
 
 A claim to be a node at another address ends as `Verdict` says:
 
@@ -75,7 +75,8 @@ class RefusedProcess:
     """A process that is not taken for the node that it says to be."""
 
     incarnation: int
-    address: Address
+    address: Address | None
+    """None: another node refused it, and `reason` says where it is."""
     reason: str
     heard_ms: float
 
@@ -92,7 +93,7 @@ class Incarnations:
         self.own_refusal = ""
         """Why this node takes part in nothing; empty: it does."""
         self.refused: dict[bytes, RefusedProcess] = {}
-        """The process that was last refused, by node."""
+        """The process that was last refused, by node; of this node: another one with its id."""
         self._claims: dict[bytes, _Claim] = {}
         self._alive_ms: dict[bytes, float] = {}
         """When the process that is known of a node spoke last."""
@@ -185,6 +186,10 @@ class Incarnations:
             info.incarnation, info.peer, reason, self.state.now_ms
         )
         self.state.say_to(info.node_id, info.peer, Refused(info.incarnation, reason))
+        accepted = self.state.tables.node(info.node_id)
+        if accepted is not None and accepted.peer.port and accepted.peer != info.peer:
+            told = Refused(info.incarnation, f"at {info.peer.text}: {reason}")
+            self.state.say_to(info.node_id, accepted.peer, told)
 
     def tick(self) -> None:
         """Believe who claims to be a node at another address, or refuse it."""
@@ -230,9 +235,19 @@ class Incarnations:
             self.state.is_changed = True
 
     def on_refused(self, _: PoolEnvelope, refused: Refused) -> None:
-        """Stop taking part if it is this process that is refused."""
+        """Stop taking part if it is this process that is refused, else note the other one."""
         if refused.incarnation == self.state.me.incarnation:
             self.be_refused(refused.reason)
+        elif not is_same_start(refused.incarnation, self.state.me.incarnation):
+            known = self.refused.get(self.state.id)
+            if known is None or known.incarnation != refused.incarnation:
+                self.state.effects.append(Warn(
+                    f"another process claims to be this node and is refused, {refused.reason}; "
+                    "stop it: this one continues"
+                ))  # fmt: skip
+            self.refused[self.state.id] = RefusedProcess(
+                refused.incarnation, None, refused.reason, self.state.now_ms
+            )
 
     def _note_own(self, info: NodeInfo) -> None:
         """See that others know a process of this node that this directory knows nothing of."""
@@ -255,7 +270,9 @@ class Incarnations:
 
     def check_invariants(self) -> None:
         """Assert what is true after every event."""
-        assert self.state.id not in self.refused, "the node refuses itself as another one"
+        other = self.refused.get(self.state.id)
+        is_other = other is None or other.incarnation != self.state.me.incarnation
+        assert is_other, "the node refuses itself as another one"
         for node_id, claim in self._claims.items():
             assert claim.info.node_id == node_id != self.state.id, "a claim to be this node"
             assert claim.since_ms <= self.state.now_ms, "a claim from the future"

@@ -89,7 +89,7 @@ def node_row(
 def refused_row(refused: RefusedProcess, now_ms: float) -> dict[str, Any]:
     """Return who was refused as a node, and why."""
     return {
-        "peer": refused.address.text,
+        "peer": refused.address and refused.address.text,
         "incarnation": starts(refused.incarnation),
         "why": refused.reason,
         "heard_ms": now_ms - refused.heard_ms,

@@ -102,7 +102,7 @@ def test_the_right_directory_comes_back_by_itself_once_the_wrong_one_is_gone() -
     assert first.running.incarnations.refused == {}
 
 
-def test_a_copy_beside_its_original_is_refused_and_the_original_is_not_disturbed() -> None:
+def test_a_copy_beside_its_original_is_refused_and_the_original_is_told_and_continues() -> None:
     world = pool(2)
     first, node, third = world.nodes
     copy = copy_of(world, node, next_incarnation(node.running.me.incarnation, 1))
@@ -113,6 +113,11 @@ def test_a_copy_beside_its_original_is_refused_and_the_original_is_not_disturbed
     assert "copied" in copy.running.incarnations.own_refusal
     assert copy.refusal
     assert not node.running.incarnations.own_refusal
+    told = node.running.incarnations.refused[node.id]
+    assert told.incarnation == copy.running.me.incarnation
+    assert copy.address.text in told.reason
+    assert b"copied" in (asked(world, node, "NODES", for_ms=0) or b"")
+    assert sum("another process claims" in line for line in node.warnings) == 1
     for hearer in (first, third):
         known = hearer.running.tables.node(node.id)
         assert known is not None
