@@ -11,6 +11,8 @@ from simulators.whole_cluster.plants import FOUND, planted
 from simulators.whole_cluster.schedules import Schedule, run
 
 SEEDS, CASES = 40, 4
+ONCE_WRONG = (1265,)
+"""Seeds that the checks called wrong: a copy of a dropped bucket had the change, and was gone."""
 
 
 @pytest.mark.parametrize("case", range(CASES))
@@ -37,5 +39,5 @@ def test_a_planted_mistake_is_found(name: str) -> None:
 
 
 def test_without_the_mistakes_their_seeds_end_well() -> None:
-    for seed in sorted(set(FOUND.values())):
+    for seed in sorted({*FOUND.values(), *ONCE_WRONG}):
         assert run(seed) is None, seed

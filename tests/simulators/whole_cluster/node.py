@@ -140,6 +140,8 @@ class Node(modelled.Node):
         """The last session in which it was admitted."""
         self.left: dict[Place, Log] = {}
         """What copies had when the process died."""
+        self.dropped: dict[Place, Log] = {}
+        """What copies of dropped buckets had: others may hear of the drop later."""
         self.is_full = self._is_down = False
         self.engines: dict[str, Engine] = {}
         """By the uuids of their buckets; each is a directory of its own."""
@@ -210,6 +212,10 @@ class Node(modelled.Node):
         engine.hang_up()
         engine.is_down = True
         del self.engines[engine.bucket_uuid]
+        self.dropped |= {
+            place: view.log for place, view in self.copies.items()
+            if place.bucket == engine.bucket_uuid
+        }  # fmt: skip
         self.copies.drop(engine.bucket_uuid)
         self.index.drop(engine.bucket_uuid)
 

@@ -118,13 +118,14 @@ def check_stop(engine: Engine, p: int, reader: str) -> None:
 
 
 def holders(world: World, place: Place, number: int, row: Row) -> set[str]:
-    """Return the nodes of a row that have a change, or had it when they died."""
+    """Return the nodes of a row that have a change, or had it at their death or the drop."""
     found = set()
     for name in row:
         if name is not None:
             node = world.nodes[name]
             view = node.copies.get(place)
-            logs = (view.log if view is not None else (), node.left.get(place, ()))
+            kept = (node.left.get(place, ()), node.dropped.get(place, ()))
+            logs = (view.log if view is not None else (), *kept)
             if any(number == one for log in logs for _, one in log):
                 found.add(name)
     return found
