@@ -31,6 +31,13 @@ PARALLEL     := --numprocesses $(shell expr 1 + `getconf _NPROCESSORS_ONLN`) --d
 CHOSEN = $(if $(filter 2,$(MILLSTREAM_THOROUGH)),,-m '$(if \
 	$(filter 1,$(MILLSTREAM_THOROUGH)),,not slow and )not nightly')
 
+# $(1): options, $(2): tests. Machines are busy at times, so what fails runs once more, alone. What
+# fails again is wrong; what does not is printed above, and waits for too little.
+define tests
+$(PYTEST) $(1) $(CHOSEN) $(2) || { echo '== what failed runs once more, alone'; \
+	  $(PYTEST) $(CHOSEN) --last-failed --last-failed-no-failures none $(2); }
+endef
+
 # What calls a compiled function, and what reads and writes its formats; `make ci` also runs it without
 # the accelerator.
 CALLERS_OF_TWINS = kv/core/queue kv/core/session kv/core/partition/test_residents.py kv/aio/test_engine.py \
@@ -135,20 +142,20 @@ unit: $(TEST) accelerator ## unit tests; with MILLSTREAM_THOROUGH=1 all of them,
 quick: lint types unit ## lint, types, unit tests
 
 test: lint types accelerator java ## quick, and nodes, commands and Spark as users start them
-	@$(PYTEST) $(PARALLEL) $(CHOSEN) tests/unit
-	@$(PYTEST) $(PARALLEL) $(CHOSEN) tests/e2e
-	@$(PYTEST) $(CHOSEN) tests/timing
-	@$(PYTEST) $(CHOSEN) tests/pipelines
+	@$(call tests,$(PARALLEL),tests/unit)
+	@$(call tests,$(PARALLEL),tests/e2e)
+	@$(call tests,,tests/timing)
+	@$(call tests,,tests/pipelines)
 
 ci: export MILLSTREAM_FORBID_SKIPS = 1
 ci: export MILLSTREAM_THOROUGH = 1
 ci: export PYTEST_ADDOPTS = --randomly-seed=1
 ci: test ## the same with faults, simulators, outside clients and slow tests; a skipped test fails
-	@$(PYTEST) $(PARALLEL) $(CHOSEN) tests/crash tests/conformance
+	@$(call tests,$(PARALLEL),tests/crash tests/conformance)
 	@MILLSTREAM_FORBID_SKIPS=0 MILLSTREAM_PURE=1 MILLSTREAM_THOROUGH= \
 	  $(PYTEST) $(PARALLEL) -m 'not slow and not nightly' $(addprefix tests/unit/,$(CALLERS_OF_TWINS))
-	@$(PYTEST) $(CHOSEN) tests/clusters
-	@$(PYTEST) tests/console
+	@$(call tests,,tests/clusters)
+	@$(call tests,,tests/console)
 	@PYTHONPATH=tests $(PY) -m simulators.spark_faults --schedules 2 --first 10
 	@PYTHONPATH=tests $(PY) -m simulators.coordination_faults --minutes 0.5 --seed 1 --proxies
 
