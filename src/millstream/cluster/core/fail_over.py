@@ -263,7 +263,9 @@ def _chosen(step: Step, record: DataRecord, promotion: Promotion) -> Chosen:
             promised = others
         best = furthest(record, promised)
         assert best is not None, "an allowed promotion without promises"
-        kept = tuple(sorted(judge_rows(record.rows, promised).kept))
+        levels = judge_rows(record.rows, promised).kept
+        # Without a serving copy all that counted were given up, or nothing was ever written.
+        kept = () if record.active is None else tuple(sorted(levels))
         promotion.chosen = Chosen(best, promised[best].complete_end, kept)
         promotion.moved_ms = step.view.now_ms
     return promotion.chosen

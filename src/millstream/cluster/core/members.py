@@ -17,6 +17,8 @@ Invariants:
 3. After a start of the whole cluster nobody is failed over for being late: a node that has just
    started (`cluster.core.settings.STARTING_MS`) fails over only whom it has heard since.
 4. A node of which one partition could not be promoted by the rule is left alone.
+5. Places that became empty while a node had failed are filled when it returns. An administrator who
+   cancels that plan is not overruled: it is made with the return only.
 
 Elsewhere: layouts (`cluster.core.planner`), what people ask for (`cluster.core.requests`).
 """
@@ -272,6 +274,8 @@ def _next_plan(step: Step, after: ClusterState) -> tuple[Plan | None, dict[str, 
     plan, view = after.plan, step.view
     if plan is None:
         kind = _wanted_kind(step, after)
+        if kind is None and _lacks_returned(step.state, after):
+            kind = "replace"
         if kind is None:
             return None, {}
         made = make_plan(after, kind, _next_id(step), view.unix_ms)
@@ -312,6 +316,22 @@ def _wanted_kind(step: Step, after: ClusterState) -> PlanKind | None:
         if node.state == "failed" and is_late:
             return "replace"
     return None
+
+
+def _lacks_returned(before: ClusterState, after: ClusterState) -> bool:
+    """Return whether a data node returns in this step, and rows have places that nobody fills.
+
+    A rebalance while it had failed has taken its places away, and nobody was left to fill them.
+    """
+    returned = any(
+        node.state == "in" and before.nodes[name].state == "failed" and "data" in node.roles
+        for name, node in after.nodes.items()
+    )
+    return (
+        returned
+        and after.settings.replace_after_s > 0
+        and any(None in record.row for one in after.data.values() for record in one.records)
+    )
 
 
 def _next_id(step: Step) -> int:

@@ -236,6 +236,16 @@ def test_what_force_risks_is_told_to_the_copy() -> None:
     assert (order.to, order.kept) == ("c", ())
 
 
+def test_nothing_is_kept_once_all_copies_that_counted_were_given_up() -> None:
+    """The copy that begins anew is a whole row by itself; what it lacks was never asked of it."""
+    scene = Scene(("c",), active=None)
+    scene.decide()
+    promise(scene, "c", quiet_ms=9000)
+    scene.now_ms += WINDOW_MS
+    (order,) = of_kind(scene, "activate")
+    assert (order.to, order.kept) == ("c", ())
+
+
 def test_a_given_up_node_that_has_a_session_is_not_given_up() -> None:
     scene = Scene()
     scene.set_node("a", state="failed", by="force", boots=0)

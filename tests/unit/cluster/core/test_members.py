@@ -272,6 +272,22 @@ def test_copies_of_a_failed_node_are_made_anew_after_a_delay() -> None:
     assert plan_in(scene.decide()) is None
 
 
+def test_places_that_became_empty_are_filled_when_the_failed_node_returns() -> None:
+    """A rebalance had left it out, and the others were too few."""
+    scene = replaced(Scene(("b", None), active="b"), "a", state="failed", by="auto", boots=0)
+    scene.set_node("c", state="failed", by="auto", boots=1)
+    scene.lose("c")
+    decision = scene.decide()
+    assert states(decision) == "in"
+    plan = plan_in(decision)
+    assert plan is not None
+    assert (plan.kind, plan.rows["u1"]) == ("replace", (("b", "a"),))
+    scene.set(settings=Settings(replace_after_s=0))
+    assert plan_in(scene.decide()) is None
+    full = replaced(Scene(("b", "c"), active="b"), "a", state="failed", by="auto", boots=0)
+    assert plan_in(full.decide()) is None, "nothing is missing"
+
+
 def with_plan(scene: Scene, **changes: Any) -> Scene:
     made = make_plan(scene.state, "rebalance", 7, 5, "ann")
     assert made is not None
