@@ -7,7 +7,8 @@
 | failed | in | it has a session that was opened later, and its partitions were promoted |
 | failed | leaving | the same, of a node that was asked to leave |
 | leaving | out | no map names it, and it reports that it has no copies |
-| failed | out | it was given up or asked to leave, has no session, and no map names it |
+| failed | out | it was given up, has no session, and no map names it |
+| failed | out | the same, of a node that was asked to leave and does not coordinate |
 
 Invariants:
 1. A plan is made from the members that are `in`. If these change, the plan is made anew before
@@ -137,8 +138,11 @@ def _has_returned(step: Step, name: str, node: NodeRecord) -> bool:
 
 
 def _is_over(step: Step, name: str, node: NodeRecord) -> bool:
-    if node.is_given_up or (node.state == "failed" and node.leaves):
-        return name not in step.state.live and not step.state.is_named(name)
+    is_gone = name not in step.state.live and not step.state.is_named(name)
+    if node.is_given_up:
+        return is_gone
+    if node.state == "failed" and node.leaves:
+        return is_gone and not _coordinates(step, name, node)
     if node.state != "leaving" or not _is_empty(step, name):
         return False
     return not _coordinates(step, name, node)

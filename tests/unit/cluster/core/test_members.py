@@ -239,6 +239,19 @@ def test_a_node_leaves_a_group_of_three_that_nobody_else_can_join() -> None:
     assert states(scene.decide()) is None, "the others are no majority without it"
 
 
+def test_a_failed_node_that_was_asked_to_leave_is_not_out_while_its_vote_is_needed() -> None:
+    """Who is out may be switched off: with its vote the group would lose its majority."""
+    scene = Scene(("b", "c"), active="b")
+    for name in "abc":
+        scene = replaced(scene, name, roles=("data", "coord"))
+    scene = replaced(scene, "a", state="failed", by="auto", boots=1, leaves=True)
+    scene.lose("a")
+    scene.coordinators = frozenset("abd")
+    assert states(scene.decide()) is None
+    scene.coordinators = frozenset("bcd")
+    assert states(scene.decide()) == "out"
+
+
 def test_a_given_up_node_is_out_when_nothing_names_it() -> None:
     scene = replaced(Scene(("b", "c"), active="b"), "a", state="failed", by="force", boots=1)
     scene.lose("a")
