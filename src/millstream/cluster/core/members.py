@@ -18,8 +18,8 @@ Invariants:
 3. After a start of the whole cluster nobody is failed over for being late: a node that has just
    started (`cluster.core.settings.STARTING_MS`) fails over only whom it has heard since.
 4. A node of which one partition could not be promoted by the rule is left alone.
-5. Places that became empty while a node had failed are filled when it returns. An administrator who
-   cancels that plan is not overruled: it is made with the return only.
+5. Places that became empty while a node had failed are filled when it returns. That plan is made
+   with the return only, so an administrator who cancels it is not overruled.
 
 Elsewhere: layouts (`cluster.core.planner`), what people ask for (`cluster.core.requests`).
 """
