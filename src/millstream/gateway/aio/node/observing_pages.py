@@ -80,6 +80,7 @@ _BUCKET: Final = {
 }
 _TOTALS: Final = {
     "changes_high": "writes_per_s",
+    "clients_received_bytes_total": "bytes_in_per_s",
     "flusher_bytes_total": "log_bytes_per_s",
     "readers_sent_bytes_total": "sent_bytes_per_s",
 }
