@@ -1,5 +1,6 @@
 """A cluster by the console: made, joined, rebalanced; a node dies and is failed over."""
 
+import re
 from collections.abc import Iterator
 
 import pytest
@@ -52,6 +53,10 @@ def test_a_cluster_is_made_grows_and_survives_the_death_of_a_node(
     sums = page.get_by_role("region", name="Partitions by node").locator("tbody tr")
     expect(sums).to_have_count(3)
     expect(page.locator(".partition-map rect")).to_have_count(8)
+    page.get_by_label("Coloured by the node of the").select_option("index")
+    expect(page.locator(".partition-map rect[class^=of-]")).to_have_count(8, timeout=WAIT_MS)
+    page.locator(".partition-map rect").first.hover()
+    expect(page.get_by_text(re.compile(r"Partition 0: .*, index on n\d"))).to_be_visible()
     assert console.accessibility_faults() == []
 
     console.row("Nodes", "n2").get_by_role("button", name="Fail over").click()

@@ -11,6 +11,15 @@ from support.console.console import WAIT_MS, Console, OpenConsole
 from support.http.http_calls import done
 from support.node.node_process import NodeProcess, kept_ports
 
+_HAS_COLOUR = """([chart, wanted]) => {
+  const canvas = chart.querySelector("canvas");
+  const { data } = canvas.getContext("2d").getImageData(0, 0, canvas.width, canvas.height);
+  for (let at = 0; at < data.length; at += 4)
+    if (data[at + 3] === 255 && data.slice(at, at + 3).join() === wanted) return true;
+  return false;
+}"""
+"""Whether a pixel of a chart has a colour."""
+
 
 @contextmanager
 def _writes(node: NodeProcess, bucket: str) -> Iterator[None]:
@@ -43,6 +52,14 @@ def test_figures_follow_what_happens_and_an_address_reproduces_them(
     assert "span=3600" in page.url
     page.reload()
     expect(page.get_by_role("heading", name="Connections")).to_be_visible()
+
+
+def test_a_chart_has_the_colours_of_the_theme(console: Console) -> None:
+    page = console.open("overview?figure=memory_bytes")
+    chart = page.get_by_role("img", name="Memory of the node over time")
+    for theme, wanted in (("light", "11,122,130"), ("dark", "63,188,196")):  # --series-1
+        page.emulate_media(color_scheme=theme)  # type: ignore[arg-type]
+        page.wait_for_function(_HAS_COLOUR, arg=[chart.element_handle(), wanted])
 
 
 def test_an_open_page_survives_a_restart_of_the_node(

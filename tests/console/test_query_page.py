@@ -1,5 +1,6 @@
 """Query: a view is tried, saved, charted; a selector gets its index; indexes show their state."""
 
+import re
 from urllib.parse import quote
 
 from playwright.sync_api import expect
@@ -100,6 +101,7 @@ def test_a_selector_gets_the_index_that_fits(
     page.get_by_role("link", name="Indexes").click()
     row = console.row(f"Indexes of {bucket}", "by-from-delay")
     expect(row).to_contain_text("up to date", timeout=WAIT_MS)
+    expect(row).to_contain_text(re.compile(r"\d+, since "))  # rollback points
     row.get_by_role("button", name="Delete").click()
     console.confirm("by-from-delay", "Delete")
     expect(page.get_by_text("No indexes yet")).to_be_visible(timeout=WAIT_MS)

@@ -30,9 +30,24 @@ def test_a_rollback_is_a_new_branch(console: Console, node: NodeProcess, bucket:
     docs = [{"_id": f"a{n}"} for n in range(40)]
     done(node, "POST", f"/{bucket}/_bulk_docs", {"docs": docs})
     page = console.open(f"streams/history?bucket={bucket}&partition=1")
-    expect(page.locator(".drawing circle")).to_have_count(1, timeout=WAIT_MS)
+    expect(page.locator(".drawing circle.begin")).to_have_count(1, timeout=WAIT_MS)
     done(node, "POST", f"/_millstream/buckets/{bucket}/partitions/1/rollback", {"seqno": 3})
-    expect(page.locator(".drawing circle")).to_have_count(2, timeout=WAIT_MS)
+    expect(page.locator(".drawing circle.begin")).to_have_count(2, timeout=WAIT_MS)
+
+
+def test_a_reader_is_drawn_on_its_branch(console: Console, node: NodeProcess, bucket: str) -> None:
+    views = {"all": {"map": "function (doc) { emit(doc._id, 1) }"}}
+    done(node, "PUT", f"/{bucket}/_design/ids", {"views": views})
+    done(node, "POST", f"/{bucket}/_bulk_docs", {"docs": [{"_id": f"a{n}"} for n in range(40)]})
+    done(node, "GET", f"/{bucket}/_design/ids/_view/all")
+    done(node, "POST", f"/_millstream/buckets/{bucket}/partitions/1/rollback", {"seqno": 3})
+    page = console.open(f"streams/history?bucket={bucket}&partition=1")
+    begins, reader = page.locator(".drawing circle.begin"), page.locator(".drawing circle.reader")
+    expect(begins).to_have_count(2, timeout=WAIT_MS)
+    older, newest = (begins.nth(branch).get_attribute("cy") or "" for branch in (0, 1))
+    expect(reader).to_have_attribute("cy", older, timeout=WAIT_MS)  # at 3, where they part
+    done(node, "POST", f"/{bucket}/_bulk_docs", {"docs": [{"_id": f"b{n}"} for n in range(40)]})
+    expect(reader).to_have_attribute("cy", newest, timeout=WAIT_MS)
 
 
 def test_a_reader_that_was_rolled_back(console: Console, node: NodeProcess, bucket: str) -> None:

@@ -26,6 +26,7 @@ def bucket_shown(name: str, uuid: str = "u1", **others: Any) -> dict[str, Any]:
         "uuid": uuid, "name": name, "state": "open", "partitions": 16, "replicas": 1,
         "index_replicas": 0, "settings": {}, "generation": 2, "revision": 41, "served": 16,
         "unserved": [], "unknown": [], "whole": 16, "moving": 0, "indexed": 16,
+        "indexed_by": {},
     } | others  # fmt: skip
 
 

@@ -54,12 +54,12 @@ async def reader_statuses(streaming: Iterable[tuple[str, KvConnection]]) -> list
         if streamer is None:
             continue
         figures, streams, now_ns = streamer.figures(), list[StreamAt](), time.time_ns()
-        for partition, state, sent, lag, unsent_ns in streamer.positions():
+        for partition, state, sent, uuid, lag, unsent_ns in streamer.positions():
             await turns.give()
             lag_s = None if lag else 0.0
             if unsent_ns is not None:
                 lag_s = max(0, now_ns - unsent_ns) / 1e9
-            streams.append(StreamAt(partition, state, sent, lag, lag_s))
+            streams.append(StreamAt(partition, state, sent, f"{uuid:012x}", lag, lag_s))
         rolled_back = streamer.last_rollback
         found.append(
             ReaderStatus(

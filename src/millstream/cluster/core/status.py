@@ -148,6 +148,10 @@ def _note(state: ClusterState, name: str, node: NodeRecord) -> str:
 
 def _bucket(state: ClusterState, memory: Memory, uuid: str, bucket: Bucket) -> dict[str, Any]:
     data_map = state.data[uuid]
+    owned = dict[str, list[int]]()
+    for partition, part in enumerate(state.index[uuid].records):
+        if part.owner is not None:
+            owned.setdefault(part.owner, []).append(partition)
     served = whole = moving = 0
     unserved, unknown = list[int](), list[int]()
     for partition, record in enumerate(data_map.records):
@@ -175,7 +179,8 @@ def _bucket(state: ClusterState, memory: Memory, uuid: str, bucket: Bucket) -> d
         "unknown": unknown,
         "whole": whole,
         "moving": moving,
-        "indexed": sum(one.owner is not None for one in state.index[uuid].records),
+        "indexed": sum(map(len, owned.values())),
+        "indexed_by": owned,
     }
 
 

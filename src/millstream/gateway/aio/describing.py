@@ -1,7 +1,7 @@
 """The description of the pages below `/_millstream/`, made of the pages themselves.
 
 A handler's docstring says what it does, and in a line `Right: ..` which right the user needs.
-`takes` adds the body, as a struct, and the parameters of the query.
+`takes` adds the body, as a struct, and the parameters of the query; `gives` the answer, as a type.
 
 Invariants:
 1. Every such page is described, except those that nodes have for one another
@@ -23,11 +23,12 @@ from aiohttp import web
 
 from millstream.version import __version__
 
-__all__ = ["OWN", "description_of", "is_described", "takes"]
+__all__ = ["OWN", "description_of", "gives", "is_described", "takes"]
 
 OWN: Final = "/_millstream/"
 _AMONG_NODES: Final = "millstream.gateway.aio.peers."
 _TAKES: Final = "__takes__"
+_GIVES: Final = "__gives__"
 _RIGHT: Final = re.compile(r"^Right: (.+)\.$", re.MULTILINE)
 _STREAMS: Final = {"/_millstream/events", "/_millstream/coordination/watch"}
 """Pages that answer with server-sent events."""
@@ -50,6 +51,16 @@ def takes(body: type | None = None, **query: str) -> Callable[[_Handler], _Handl
     return mark
 
 
+def gives(kind: Any) -> Callable[[_Handler], _Handler]:
+    """Say what a page answers: the type of its JSON."""
+
+    def mark(handler: _Handler) -> _Handler:
+        setattr(handler, _GIVES, kind)
+        return handler
+
+    return mark
+
+
 def is_described(route: web.AbstractRoute) -> bool:
     """Return whether a page has to be in the description."""
     module = route.handler.__module__
@@ -60,15 +71,15 @@ def is_described(route: web.AbstractRoute) -> bool:
 def description_of(application: web.Application) -> dict[str, Any]:
     """Return the description of all pages, as OpenAPI 3.1 has it."""
     routes = [route for route in application.router.routes() if is_described(route)]
-    bodies = {taken.body for route in routes if (taken := _taken(route)).body is not None}
-    ordered = sorted(bodies, key=lambda one: one.__name__)
+    kinds = {kind for route in routes for kind in (_taken(route).body, _given(route)) if kind}
+    ordered = sorted(kinds, key=lambda one: one.__name__)
     schemas, components = msgspec.json.schema_components(
         ordered, ref_template="#/components/schemas/{name}"
     )
-    of_body = dict(zip(ordered, schemas, strict=True))
+    schema_of = dict(zip(ordered, schemas, strict=True))
     paths: dict[str, dict[str, Any]] = {}
     for route in sorted(routes, key=lambda one: (_path_of(one), one.method)):
-        operation = _operation(route, of_body)
+        operation = _operation(route, schema_of)
         paths.setdefault(_path_of(route), {})[route.method.lower()] = operation
     return {
         "openapi": "3.1.0",
@@ -86,18 +97,20 @@ def description_of(application: web.Application) -> dict[str, Any]:
     }
 
 
-def _operation(route: web.AbstractRoute, of_body: dict[type, Any]) -> dict[str, Any]:
+def _operation(route: web.AbstractRoute, schema_of: dict[type, Any]) -> dict[str, Any]:
     path, taken = _path_of(route), _taken(route)
     text = inspect.getdoc(route.handler) or ""
     right = _RIGHT.search(text)
     summary, _, more = _RIGHT.sub("", text).strip().partition("\n")
     content = _FILES.get(path, "text/event-stream" if path in _STREAMS else "application/json")
+    kind = _given(route)
+    answer = {} if kind is None else {"schema": schema_of[kind]}
     found: dict[str, Any] = {
         "summary": summary,
         "description": f"{more.strip()} {right[0] if right else ''}".strip(),
         "parameters": list(_parameters(path, taken)),
         "responses": {
-            "2XX": {"description": "Done.", "content": {content: {}}},
+            "2XX": {"description": "Done.", "content": {content: answer}},
             "default": {
                 "description": "Refused, or failed.",
                 "content": {"application/json": {"schema": {"$ref": _SCHEMA_OF_ERROR}}},
@@ -105,7 +118,7 @@ def _operation(route: web.AbstractRoute, of_body: dict[type, Any]) -> dict[str, 
         },
     }
     if route.method in ("POST", "PUT", "PATCH"):
-        schema = {"type": "object"} if taken.body is None else of_body[taken.body]
+        schema = {"type": "object"} if taken.body is None else schema_of[taken.body]
         found["requestBody"] = {"content": {"application/json": {"schema": schema}}}
     return found
 
@@ -132,6 +145,11 @@ def _error() -> dict[str, Any]:
 def _taken(route: web.AbstractRoute) -> _Taken:
     found: _Taken = getattr(route.handler, _TAKES, _Taken(None, {}))
     return found
+
+
+def _given(route: web.AbstractRoute) -> Any:
+    """Return the type of an answer; None: it was not said."""
+    return getattr(route.handler, _GIVES, None)
 
 
 def _path_of(route: web.AbstractRoute) -> str:

@@ -214,8 +214,10 @@ class KvConnection(asyncio.Protocol):
         session = self.session
         self.is_active = True
         bucket = session.bucket
-        if bucket is not None and bucket.is_managed:
-            bucket.look_at_rights()
+        if bucket is not None:
+            bucket.received_bytes += len(data)
+            if bucket.is_managed:
+                bucket.look_at_rights()
         try:
             out = session.receive(data, self._now_ns())
         except RemoteProtocolError as error:

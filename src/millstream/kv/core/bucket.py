@@ -28,6 +28,7 @@ from millstream.kv.core.partition.partition import Partition
 from millstream.kv.core.serving import RecordOf, ServingRights
 from millstream.kv.core.statistics import (
     Changes,
+    Clients,
     Documents,
     HeldLocks,
     Leases,
@@ -103,6 +104,8 @@ class Bucket:
         """Partitions whose copies are fed by other connections."""
         self.refused: dict[str, int] = {}
         """Number of refused requests, by status."""
+        self.received_bytes = 0
+        """From clients of the kv ports; counted once per wake-up of a connection."""
         self.published = Published()
         _publish(self)
         for partition in partitions:
@@ -522,3 +525,4 @@ def _publish(bucket: Bucket) -> None:
     published.add("locks", locks)
     published.add("majority", majority)
     published.add("refused", lambda: Refused(dict(bucket.refused)))
+    published.add("clients", lambda: Clients(bucket.received_bytes))

@@ -152,6 +152,12 @@ class Majority(NamedTuple):
     lag: int
 
 
+class Clients(NamedTuple):
+    """Group `clients`."""
+
+    received_bytes_total: int
+
+
 class Refused(NamedTuple):
     """Group `refused`."""
 
@@ -331,6 +337,7 @@ BUCKET_FIGURES: Final[Mapping[str, str]] = {
     "index_commit_seconds_total": "Time of these commits, including maps",
     "index_rollbacks_total": "Indexes rolled back because a partition has another history",
     "index_map_errors": "Documents on which a map function failed, in the present indexes",
+    "clients_received_bytes_total": "Bytes received on the kv ports with this bucket selected",
     "refused_total": "Requests refused, by status; misses and unmet conditions are not counted",
 }
 """Name -> meaning, for people; units are in the name or the meaning. A value described as a

@@ -31,7 +31,7 @@ class Streaming(Protocol):
     since_ms: int
     last_rollback: Rollback | None
 
-    def positions(self) -> Iterator[tuple[int, str, int, int, int | None]]:
+    def positions(self) -> Iterator[tuple[int, str, int, int, int, int | None]]:
         """Yield what `Producer.positions` does."""
 
     def progress(self, partition_id: int) -> tuple[str, int] | None:

@@ -125,7 +125,7 @@ class StreamSession:
         prefix = f"eq_dcpq:{self._name}:"
         return [(prefix + name, text) for name, text in self._producer.statistics()]
 
-    def positions(self) -> Iterator[tuple[int, str, int, int, int | None]]:
+    def positions(self) -> Iterator[tuple[int, str, int, int, int, int | None]]:
         """Yield what `Producer.positions` does."""
         return self._producer.positions()
 

@@ -36,6 +36,7 @@ from typing import Final, NamedTuple
 
 from millstream.model.limits import STREAM_STEP_BYTES_MAX, STREAM_STEP_ITEMS_MAX
 from millstream.model.partitions import PartitionState
+from millstream.model.position import entry_below
 from millstream.upr.core.barriers import Barriers
 from millstream.upr.core.control import Settings
 from millstream.upr.core.decision import Grant, RollbackError, decide
@@ -564,10 +565,11 @@ class Producer:
         stream = self._streams.get(partition_id)
         return (stream.status, stream.sent) if stream else None
 
-    def positions(self) -> Iterator[tuple[int, str, int, int, int | None]]:
-        """Yield partition, state, position, lag and oldest unsent change of each stream."""
-        for partition_id, stream in sorted(self._streams.items()):
-            yield partition_id, stream.status, stream.sent, stream.lag, stream.unsent_ns()
+    def positions(self) -> Iterator[tuple[int, str, int, int, int, int | None]]:
+        """Yield partition, state, seqno, its branch, lag and oldest unsent change of streams."""
+        for partition, stream in sorted(self._streams.items()):
+            uuid = entry_below(stream.source.failover_log, stream.sent).uuid
+            yield partition, stream.status, stream.sent, uuid, stream.lag, stream.unsent_ns()
 
     def statistics(self) -> list[tuple[str, str]]:
         """Return name and value of what STAT `dcp` shows of this connection."""

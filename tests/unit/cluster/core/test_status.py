@@ -12,7 +12,8 @@ from millstream.cluster.core.elements import FailOver, Leader
 from millstream.cluster.core.members import make_plan
 from millstream.cluster.core.progress import Sample
 from millstream.cluster.core.status import status_of
-from support.cluster.scene import ACTIVE, HERE, TOKEN, Scene, copy_report
+from millstream.model.cluster_maps import IndexMap, IndexRecord
+from support.cluster.scene import ACTIVE, HERE, KEY, TOKEN, Scene, copy_report
 
 
 def status(scene: Scene, **others: Any) -> dict[str, Any]:
@@ -43,6 +44,14 @@ def test_a_whole_cluster_is_served_with_all_copies() -> None:
     assert node(scene, "a")["active"] == 1
     assert node(scene, "b")["replica"] == 1
     assert (found["plan"], found["failovers"]["count"]) == (None, 0)
+
+
+def test_who_answers_for_the_index_of_a_partition() -> None:
+    scene = Scene(("a", "b"), ("b", "c"), ("c", "a"))
+    records = tuple(IndexRecord(KEY, owner) for owner in ("b", None, "b"))
+    scene.set(index={"u1": IndexMap(KEY, "u1", records)})
+    (bucket,) = status(scene)["buckets"]
+    assert (bucket["indexed"], bucket["indexed_by"]) == (2, {"b": [0, 2]})
 
 
 def test_what_a_silent_node_has_is_not_known_and_not_nothing() -> None:

@@ -53,10 +53,25 @@ def test_how_old_the_oldest_unsent_change_is() -> None:
     talk.stream()
     (position,) = talk.producer.positions()
     (first, *_), _ = talk.partition.memory_slice(0, 3, 1 << 20, 3) or ([b""], 0)
-    assert position[2:] == (0, 3, change_of(first).cas)
+    assert position[4:] == (3, change_of(first).cas)
     talk.packets()
     (position,) = talk.producer.positions()
-    assert position[2:] == (3, 0, None)
+    assert position[4:] == (0, None)
+
+
+def test_on_which_branch_a_stream_is() -> None:
+    talk = Talk(filled("abcde"))
+    oldest = talk.partition.failover_log[0]
+    talk.partition.failover_log = (FailoverEntry(7, 3, 3), oldest)
+    talk.stream(end=3)
+    (position,) = talk.producer.positions()
+    assert position[2:4] == (0, oldest.uuid)
+    talk = Talk(filled("abcde"))
+    talk.partition.failover_log = (FailoverEntry(7, 3, 3), oldest)
+    talk.stream()
+    talk.packets()
+    (position,) = talk.producer.positions()
+    assert position[2:4] == (5, 7)
 
 
 def test_a_request_and_its_rollback_byte_for_byte() -> None:

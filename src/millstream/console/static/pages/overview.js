@@ -28,6 +28,7 @@ const milliseconds = (/** @type {number | null} */ value) => duration(value == n
 /** Name of a figure in the samples -> how it is shown. @type {Record<string, Figure>} */
 const FIGURES = {
   writes_per_s: { text: "Writes", format: rate },
+  bytes_in_per_s: { text: "Received by kv", format: byteRate },
   log_bytes_per_s: { text: "Written to the log", format: byteRate },
   sent_bytes_per_s: { text: "Sent to readers", format: byteRate },
   stream_lag: { text: "Stream lag", format: (value) => (value == null ? short(value) : counted(value, "change")), join: most },

@@ -11,8 +11,16 @@ const COLOURS = ["--series-1", "--series-2", "--series-3", "--series-4", "--seri
 /** Steps between the names of an axis. */
 const NAMED_STEPS = [1, 2, 5, 10, 20, 50, 100, 200, 500, 1000];
 
-/** @param {string} name  of a CSS variable */
-const colour = (name) => getComputedStyle(document.documentElement).getPropertyValue(name).trim();
+/**
+ * Return a colour of the style sheet, as it is in the theme now: `rgb(..)`, which a canvas can draw.
+ * @param {HTMLElement} place  @param {string} name  of a CSS variable
+ */
+function colour(place, name) {
+  place.style.color = `var(${name})`;
+  const found = getComputedStyle(place).color;
+  place.style.color = "";
+  return found;
+}
 
 /**
  * @typedef {object} Series
@@ -66,7 +74,7 @@ export function Chart({ label, x, series, format = String, names, height = 200, 
 }
 
 function optionsOf(/** @type {HTMLElement} */ place, /** @type {Series[]} */ series, /** @type {any} */ formats, /** @type {any} */ named, /** @type {number} */ height, /** @type {boolean} */ isSpark) {
-  const [text, grid] = [colour("--text-soft"), colour("--line")];
+  const [text, grid] = [colour(place, "--text-soft"), colour(place, "--line")];
   const shown = (/** @type {any} */ _, /** @type {number | null} */ value) => (value == null ? "–" : formats.current(value));
   const isNamed = Boolean(named.current);
   const clock = (/** @type {number} */ seconds, isExact = true) => new Date(seconds * 1000).toLocaleTimeString(undefined, { hour: "2-digit", minute: "2-digit", second: isExact ? "2-digit" : undefined });
@@ -88,9 +96,9 @@ function optionsOf(/** @type {HTMLElement} */ place, /** @type {Series[]} */ ser
         : { label: "Time", value: (/** @type {any} */ _, /** @type {number | null} */ at) => (at == null ? "–" : clock(at)) },
       ...series.map((one, number) => ({
         label: one.name,
-        stroke: colour(COLOURS[number % COLOURS.length]),
+        stroke: colour(place, COLOURS[number % COLOURS.length]),
         width: isSpark ? 1.5 : 2,
-        fill: isSpark || one.kind === "bars" ? `${colour(COLOURS[number % COLOURS.length])}33` : undefined,
+        fill: isSpark || one.kind === "bars" ? colour(place, COLOURS[number % COLOURS.length]).replace(/^rgb\((.*)\)$/, "rgba($1, 0.2)") : undefined,
         paths: one.kind === "bars" ? uPlot.paths.bars({ size: [0.7, 60] }) : undefined,
         points: { show: false },
         value: shown,

@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from contextlib import aclosing
 from dataclasses import asdict
-from typing import Any, Final
+from typing import Any, Final, TypedDict
 
 from aiohttp import web
 
@@ -31,7 +31,7 @@ from millstream.gateway.aio.databases.making import (
     create_bucket,
     drop_bucket,
 )
-from millstream.gateway.aio.describing import takes
+from millstream.gateway.aio.describing import gives, takes
 from millstream.gateway.core.api.node import BucketStatus
 from millstream.model.limits import KEY_BYTES_MAX, PARTITIONS_DEFAULT
 from millstream.model.partitions import key_from_text, text_of_key
@@ -44,6 +44,12 @@ KEYS_MAX: Final = 1000
 _COPIES: Final[tuple[str, ...]] = ("replicas", "index_replicas", "strict")
 """Members of a body that only a managed cluster knows."""
 _BUCKET_RIGHTS: Final[tuple[Right, ...]] = ("read", "write", "stream", "design")
+
+
+class BucketsTold(TypedDict):
+    """The buckets in which the user has a right."""
+
+    buckets: list[BucketStatus]
 
 
 def _may_see(request: web.Request, name: str) -> bool:
@@ -62,6 +68,7 @@ def _shown(status: BucketStatus) -> dict[str, Any]:
     return shown
 
 
+@gives(BucketsTold)
 async def _list(request: web.Request) -> web.Response:
     """Tell the buckets in which the user has a right.
 
@@ -72,6 +79,7 @@ async def _list(request: web.Request) -> web.Response:
     return answer({"buckets": [_shown(s) for s in statuses if _may_see(request, s.name)]})
 
 
+@gives(BucketStatus)
 async def _one(request: web.Request) -> web.Response:
     """Tell of one bucket.
 

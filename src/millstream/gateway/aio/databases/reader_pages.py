@@ -9,13 +9,14 @@ Elsewhere: the streams (`upr.core.producer`), leases (`kv.core.leases`).
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator
-from typing import Any, Final
+from collections.abc import AsyncIterator, Mapping
+from typing import Any, Final, TypedDict
 
 import msgspec
 from aiohttp import web
 
 from millstream.gateway.aio.answers import NODE_API, require
+from millstream.gateway.aio.describing import gives
 from millstream.gateway.aio.streaming import stream
 from millstream.gateway.core.api.readers import ReaderStatus
 from millstream.runtime.pace import Turns
@@ -31,12 +32,62 @@ KINDS: Final = (
 """How the names of our own readers begin, and what these are; Spark reads in bulk."""
 
 
+class StreamTold(TypedDict):
+    """Where a reader is in a partition; `lag_s` is null where it is not known."""
+
+    partition: int
+    state: str
+    sent_seqno: int
+    uuid: str
+    lag: int
+    lag_s: float | None
+
+
+class ReaderTold(TypedDict):
+    """Who streams a bucket; `lag` in changes, `since_ms` is Unix time."""
+
+    name: str
+    kind: str
+    address: str
+    user: str
+    since_ms: int
+    lag: int
+    lag_s: float | None
+    last_rollback: Mapping[str, int] | None
+    bytes_waiting: int
+    sent_bytes: int
+    streams: list[StreamTold]
+
+
+class HeldTold(TypedDict):
+    """A partition of a lease, and the seqno as of which it is held."""
+
+    partition: int
+    seqno: int
+
+
+class LeaseTold(TypedDict):
+    """A lease: which old versions are kept, and for how long."""
+
+    lease: str
+    seconds_left: float
+    holds: list[HeldTold]
+
+
+class ReadersTold(TypedDict):
+    """`past_rollbacks`: of readers that have gone."""
+
+    readers: list[ReaderTold]
+    leases: list[LeaseTold]
+    past_rollbacks: list[dict[str, str | int]]
+
+
 def kind_of(name: str) -> str:
     """Return what a reader is."""
     return next((kind for begin, kind in KINDS if name.startswith(begin)), "other")
 
 
-def _shown(reader: ReaderStatus) -> dict[str, Any]:
+def _shown(reader: ReaderStatus) -> ReaderTold:
     return {
         "name": reader.name,
         "kind": kind_of(reader.name),
@@ -48,8 +99,17 @@ def _shown(reader: ReaderStatus) -> dict[str, Any]:
         "last_rollback": reader.last_rollback,
         "bytes_waiting": reader.bytes_waiting,
         "sent_bytes": reader.sent_bytes,
-        "streams": [stream._asdict() for stream in reader.streams],
+        "streams": [_stream(*stream) for stream in reader.streams],
     }
+
+
+def _stream(
+    partition: int, state: str, sent: int, uuid: str, lag: int, lag_s: float | None
+) -> StreamTold:
+    return {
+        "partition": partition, "state": state, "sent_seqno": sent, "uuid": uuid,
+        "lag": lag, "lag_s": lag_s,
+    }  # fmt: skip
 
 
 def _lag_s(reader: ReaderStatus) -> float | None:
@@ -59,7 +119,7 @@ def _lag_s(reader: ReaderStatus) -> float | None:
 
 
 async def _pieces(
-    readers: list[ReaderStatus], leases: list[Any], rollbacks: list[Any]
+    readers: list[ReaderStatus], leases: list[LeaseTold], rollbacks: list[Any]
 ) -> AsyncIterator[bytes]:
     """Yield the answer; others have turns between readers."""
     turns, encode = Turns(), msgspec.json.encode
@@ -70,6 +130,7 @@ async def _pieces(
     yield b'],"leases":%b,"past_rollbacks":%b}\n' % (encode(leases), encode(rollbacks))
 
 
+@gives(ReadersTold)
 async def _readers(request: web.Request) -> web.StreamResponse:
     """Tell who reads a bucket, how far each is, and which leases there are.
 
@@ -78,7 +139,7 @@ async def _readers(request: web.Request) -> web.StreamResponse:
     require(request, "admin")
     api, name = request.app[NODE_API], request.match_info["name"]
     readers = await api.readers(name)
-    leases = [
+    leases: list[LeaseTold] = [
         {
             "lease": f"{lease.lease_id:016x}",
             "seconds_left": lease.seconds_left,

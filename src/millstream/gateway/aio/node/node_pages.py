@@ -6,7 +6,7 @@ Elsewhere: buckets (`bucket_pages`), users (`user_pages`), log-in (`session_page
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping
-from typing import Any
+from typing import Any, NotRequired, TypedDict
 
 from aiohttp import web
 from prometheus_client import CollectorRegistry, generate_latest
@@ -20,6 +20,7 @@ from prometheus_client.registry import Collector
 
 from millstream.errors import AccessError
 from millstream.gateway.aio.answers import NODE_API, USER, answer, require
+from millstream.gateway.aio.describing import gives
 from millstream.gateway.aio.parsing import beside
 from millstream.gateway.core.api.node import NodeMetrics
 from millstream.kv.core.statistics import BUCKET_FIGURES, NODE_FIGURES, Figure, Histogram
@@ -53,6 +54,19 @@ async def _up(request: web.Request) -> web.Response:
     return answer(found, status=503)
 
 
+class NodeTold(TypedDict):
+    """A node; `engine` and `engines` only if it has several."""
+
+    uuid: str
+    version: str
+    listeners: dict[str, str | None]
+    buckets: int
+    failed_buckets: list[str]
+    engine: NotRequired[int]
+    engines: NotRequired[int]
+
+
+@gives(NodeTold)
 async def _node(request: web.Request) -> web.Response:
     """Tell which node this is, and its listeners.
 

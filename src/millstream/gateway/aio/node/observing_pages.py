@@ -23,7 +23,7 @@ import logging
 import time
 from collections.abc import AsyncIterator, Mapping
 from contextlib import suppress
-from typing import Any, Final
+from typing import Any, Final, NotRequired, TypedDict
 
 import msgspec
 from aiohttp import web
@@ -31,7 +31,7 @@ from aiohttp import web
 from millstream.access.users import Right
 from millstream.errors import AccessError, MillstreamError, UnavailableError, UsageError
 from millstream.gateway.aio.answers import NODE_API, STILL, USER, answer, require
-from millstream.gateway.aio.describing import takes
+from millstream.gateway.aio.describing import gives, takes
 from millstream.gateway.aio.node.security_pages import certificates
 from millstream.gateway.aio.streaming import send_events, stream
 from millstream.gateway.core.api.node import CommonNodeApi, NodeMetrics
@@ -80,11 +80,59 @@ _BUCKET: Final = {
 }
 _TOTALS: Final = {
     "changes_high": "writes_per_s",
+    "clients_received_bytes_total": "bytes_in_per_s",
     "flusher_bytes_total": "log_bytes_per_s",
     "readers_sent_bytes_total": "sent_bytes_per_s",
 }
 """Total of a bucket -> name of its growth per second."""
 _RIGHTS: Final[tuple[Right, ...]] = ("read", "write", "stream", "design")
+
+
+class ReasonTold(TypedDict):
+    """Why a node is not healthy; of which bucket, or about which other node."""
+
+    severity: str
+    code: str
+    what: str
+    do: str
+    bucket: NotRequired[str]
+    node: NotRequired[str]
+
+
+class HealthTold(TypedDict):
+    """`state` is ok, warning or failed; `at_ms` is Unix time."""
+
+    state: str
+    reasons: list[ReasonTold]
+    at_ms: int
+
+
+class SamplesTold(TypedDict):
+    """By name of a figure as many numbers as times; null where nothing is known."""
+
+    interval_s: int
+    times_s: list[int]
+    node: dict[str, list[float | None]]
+    buckets: dict[str, dict[str, list[float | None]]]
+
+
+class LineTold(TypedDict):
+    """One line of a log; `n` counts the lines of all processes, `at_ms` is Unix time."""
+
+    n: int
+    at_ms: int
+    process: str
+    level: str
+    logger: str
+    text: str
+
+
+class LogsTold(TypedDict):
+    """`next` is what `after` is given to get the lines that follow."""
+
+    processes: list[str]
+    lines: list[LineTold]
+    next: int
 
 
 class Observer:
@@ -250,6 +298,7 @@ def _shown_health(reasons: list[Reason]) -> dict[str, Any]:
     }
 
 
+@gives(HealthTold)
 async def _health(request: web.Request) -> web.Response:
     """Tell why the node is not healthy.
 
@@ -261,6 +310,7 @@ async def _health(request: web.Request) -> web.Response:
     return answer(_shown_health([one for one in reasons if _may_see(request, one)]))
 
 
+@gives(SamplesTold)
 @takes(span="Seconds: 300, 3600 or 86400. Default 300.")
 async def _samples(request: web.Request) -> web.StreamResponse:
     """Tell the figures of the last time.
@@ -315,6 +365,7 @@ def _whole(request: web.Request, name: str, default: int, most: int) -> int:
     return int(text)
 
 
+@gives(LogsTold)
 @takes(
     process="Of one process.",
     level="The lowest level: debug, info, warning or error. Default info.",
@@ -355,9 +406,11 @@ async def _logs(request: web.Request) -> web.Response:
     )
 
 
-def _shown_line(line: KeptLine) -> dict[str, Any]:
-    shown = line._asdict()
-    return {"n": shown.pop("number"), **shown}
+def _shown_line(line: KeptLine) -> LineTold:
+    n, at_ms, process, level, logger, text = line
+    return {
+        "n": n, "at_ms": at_ms, "process": process, "level": level, "logger": logger, "text": text,
+    }  # fmt: skip
 
 
 @takes(topics="Of samples, health, cluster, logs; with commas. Default: all.")

@@ -14,11 +14,12 @@ from __future__ import annotations
 import asyncio
 import ssl
 import time
-from typing import Any, Final
+from typing import Final, TypedDict
 
 from aiohttp import web
 
 from millstream.gateway.aio.answers import NODE_API, TOKENS, answer, require
+from millstream.gateway.aio.describing import gives
 from millstream.gateway.core.api.node import CommonNodeApi
 
 __all__ = ["FAILED_LOGINS_SHOWN_MAX", "certificates", "routes"]
@@ -31,6 +32,32 @@ _SHAKE_S: Final = 2.0
 """How long a listener may take to show its certificate."""
 
 
+class FailedLoginTold(TypedDict):
+    """Failed log-ins of a name from an address; `last_ms` is Unix time."""
+
+    name: str
+    address: str
+    count: int
+    last_ms: int
+
+
+class CertificateTold(TypedDict):
+    """What a listener shows; null: it was not shown. `ends_ms` is Unix time."""
+
+    listener: str
+    subject: str | None
+    ends_ms: int | None
+
+
+class SecurityTold(TypedDict):
+    """`tokens`: whose are accepted; null: nobody's."""
+
+    failed_logins: list[FailedLoginTold]
+    certificates: list[CertificateTold]
+    tokens: dict[str, str | None] | None
+
+
+@gives(SecurityTold)
 async def _security(request: web.Request) -> web.Response:
     """Tell failed log-ins, certificates and the issuer of tokens.
 
@@ -58,7 +85,7 @@ async def _security(request: web.Request) -> web.Response:
     )
 
 
-async def certificates(api: CommonNodeApi) -> list[dict[str, Any]]:
+async def certificates(api: CommonNodeApi) -> list[CertificateTold]:
     """Return of each encrypted listener whose its certificate is and when it ends."""
     if api.shown_settings().get("tls_cert") is None:
         return []
@@ -67,7 +94,7 @@ async def certificates(api: CommonNodeApi) -> list[dict[str, Any]]:
     return list(await asyncio.gather(*asked))
 
 
-def _certificate(listener: str, address: str) -> dict[str, Any]:
+def _certificate(listener: str, address: str) -> CertificateTold:
     """Return whose the certificate of a listener is and when it ends; null: it was not shown."""
     from cryptography.x509 import load_pem_x509_certificate
 

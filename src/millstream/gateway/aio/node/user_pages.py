@@ -10,18 +10,32 @@ Elsewhere: the store (`access.users`).
 from __future__ import annotations
 
 import asyncio
-from typing import Any
+from typing import TypedDict
 
 from aiohttp import web
 
 from millstream.access.users import User
 from millstream.errors import ConditionError, UsageError
 from millstream.gateway.aio.answers import NODE_API, answer, read_object, require
+from millstream.gateway.aio.describing import gives
 
 __all__ = ["routes"]
 
 
-def _shown(user: User) -> dict[str, Any]:
+class UserTold(TypedDict):
+    """A user."""
+
+    name: str
+    roles: list[str]
+
+
+class UsersTold(TypedDict):
+    """All users."""
+
+    users: list[UserTold]
+
+
+def _shown(user: User) -> UserTold:
     return {"name": user.name, "roles": list(user.roles)}
 
 
@@ -33,6 +47,7 @@ def _found(request: web.Request) -> User:
     return user
 
 
+@gives(UsersTold)
 async def _list(request: web.Request) -> web.Response:
     """Tell the users.
 
@@ -44,6 +59,7 @@ async def _list(request: web.Request) -> web.Response:
     return answer({"users": [_shown(user) for user in found]})
 
 
+@gives(UserTold)
 async def _one(request: web.Request) -> web.Response:
     """Tell of one user.
 

@@ -15,13 +15,14 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Sequence
 from contextlib import aclosing
-from typing import Annotated, Any, Final, Literal
+from typing import Annotated, Any, Final, Literal, TypedDict
 
 import msgspec
 from aiohttp import web
 
 from millstream.errors import MillstreamError, UnavailableError, UsageError
 from millstream.gateway.aio.answers import NODE_API, answer, read_object, require
+from millstream.gateway.aio.describing import gives, takes
 from millstream.views.aio.sandbox.mapping import open_functions
 from millstream.views.core.design.design_documents import Functions
 from millstream.views.core.reduce.values import reduce_values
@@ -38,7 +39,7 @@ WAIT_S: Final = 10.0
 _BUILT_IN: Final = ("_sum", "_count", "_stats")
 
 
-class _Try(msgspec.Struct, forbid_unknown_fields=True):
+class Try(msgspec.Struct, forbid_unknown_fields=True):
     map: str
     reduce: str = ""
     language: Literal["javascript"] = "javascript"
@@ -47,9 +48,35 @@ class _Try(msgspec.Struct, forbid_unknown_fields=True):
     """Documents from this id on."""
 
 
+class RowTold(TypedDict):
+    """A row that a map emitted."""
+
+    key: Any
+    value: Any
+
+
+class TriedDocument(TypedDict):
+    """What a map made of a document: its first rows, and how many it emitted."""
+
+    id: str
+    rows: list[RowTold]
+    emitted: int
+    error: str | None
+
+
+class Tried(TypedDict):
+    """What functions made of documents."""
+
+    documents: list[TriedDocument]
+    reduced: Any
+    error: str | None
+
+
 TRIES: Final = web.AppKey("tries", asyncio.Semaphore)
 
 
+@takes(Try)
+@gives(Tried)
 async def _try(request: web.Request) -> web.Response:
     """Run a map, and a reduce, on the first documents of a bucket.
 
@@ -60,7 +87,7 @@ async def _try(request: web.Request) -> web.Response:
     require(request, "read", bucket)
     content = await read_object(request)
     try:
-        asked = msgspec.convert(content, _Try)
+        asked = msgspec.convert(content, Try)
     except msgspec.ValidationError as error:
         raise UsageError(f"the body of {request.path}: {error}") from error
     found, size = list[tuple[str, bytes]](), 0
@@ -86,7 +113,7 @@ async def _try(request: web.Request) -> web.Response:
         request.app[TRIES].release()
 
 
-def _tried(asked: _Try, documents: Sequence[tuple[str, bytes]]) -> dict[str, Any]:
+def _tried(asked: Try, documents: Sequence[tuple[str, bytes]]) -> Tried:
     """Return what the functions make of documents."""
     is_own = bool(asked.reduce) and asked.reduce not in _BUILT_IN
     own = ((0, asked.reduce),) if is_own else ()
@@ -96,7 +123,7 @@ def _tried(asked: _Try, documents: Sequence[tuple[str, bytes]]) -> dict[str, Any
         return {"documents": [], "reduced": None, "error": str(error)}
     decode = msgspec.json.decode
     try:
-        shown, keys, values = list[dict[str, Any]](), list[Any](), list[Any]()
+        shown, keys, values = list[TriedDocument](), list[Any](), list[Any]()
         mapped = mapper.map([text for _, text in documents])
         for (name, _), one in zip(documents, mapped, strict=True):
             rows = [(decode(key), decode(value)) for _, key, value in one.rows[:ROWS_SHOWN_MAX]]

@@ -19,6 +19,8 @@ class StreamAt(NamedTuple):
     state: str
     """Of the stream, in a word: whether it reads the log or the memory."""
     sent_seqno: int
+    uuid: str
+    """Of the branch of the partition's history that has `sent_seqno`, as in its failover log."""
     lag: int
     """Changes that it has not been sent yet."""
     lag_s: float | None

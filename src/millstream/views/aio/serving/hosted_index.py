@@ -31,6 +31,7 @@ from millstream.views.aio.sandbox.mapping import Mapper, open_functions
 from millstream.views.aio.serving.answering import AskedView
 from millstream.views.core.collation import COLLATION_VERSION, encoder_of
 from millstream.views.core.design.design_documents import COUNT, own_number
+from millstream.views.core.index.header import Header
 from millstream.views.core.index.index import Index, IndexShape
 from millstream.views.core.query.wait_for import has_reached, vector_to_text
 from millstream.views.core.reduce.reductions import ViewReducer
@@ -259,6 +260,7 @@ class HostedIndex:
             "waiting_clients": progress.waiting,
             "waiting_commit": is_running,
             "updates_pending": dict.fromkeys(("minimum", "preferred", "total"), pending),
+            "rollback_points": _points_shown(self.index.kept),
             "collator_versions": [COLLATION_VERSION],
             "rows": {view.name: self.rows_of(view.tree) for view in design.views},
             "map_errors": {view.name: self.map_errors_of(view.tree) for view in design.views},
@@ -375,10 +377,17 @@ def shown_without_views(design: DesignDocument) -> dict[str, Any]:
         "waiting_clients": 0,
         "waiting_commit": False,
         "updates_pending": {"minimum": 0, "preferred": 0, "total": 0},
+        "rollback_points": _points_shown(()),
         "collator_versions": [COLLATION_VERSION],
         "rows": {},
         "map_errors": {},
     }
+
+
+def _points_shown(kept: Sequence[Header]) -> dict[str, int | None]:
+    """Return how many commits are kept for rollbacks, and when the oldest was made (Unix)."""
+    made_ms = [header.committed_ms for header in kept if header.committed_ms]
+    return {"count": len(kept), "oldest_ms": min(made_ms, default=None)}
 
 
 def now_ms() -> int:

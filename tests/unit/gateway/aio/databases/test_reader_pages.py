@@ -15,7 +15,10 @@ ROLLED_BACK = {"partition": 3, "from_seqno": 9, "to_seqno": 2, "at_ms": 7_000}
 @pytest.fixture
 def host(client, monkeypatch):
     host = client.app[NODE_API]
-    streams = [StreamAt(0, "in-memory", 5, 0, 0.0), StreamAt(3, "in-memory", 2, 7, 1.5)]
+    streams = [
+        StreamAt(0, "in-memory", 5, "0a", 0, 0.0),
+        StreamAt(3, "in-memory", 2, "0b", 7, 1.5),
+    ]
     name = "millstream:index:orders:1"
 
     async def readers(_):
@@ -35,7 +38,8 @@ async def test_readers_and_leases_are_told(client, body):
     (reader,) = found["readers"]
     assert (reader["kind"], reader["lag"], reader["bytes_waiting"]) == ("index", 7, 12)
     assert reader["streams"][1] == {
-        "partition": 3, "state": "in-memory", "sent_seqno": 2, "lag": 7, "lag_s": 1.5,
+        "partition": 3, "state": "in-memory", "sent_seqno": 2, "uuid": "0b",
+        "lag": 7, "lag_s": 1.5,
     }  # fmt: skip
     assert (reader["lag_s"], reader["since_ms"]) == (1.5, 5_000)
     assert reader["last_rollback"] == ROLLED_BACK
@@ -47,7 +51,7 @@ async def test_readers_and_leases_are_told(client, body):
 
 async def test_a_lag_in_seconds_is_not_known_if_one_partition_has_none(client, body, host):
     host_streams = (await host.readers("orders"))[0].streams
-    host_streams.append(StreamAt(4, "backfilling", 2, 7, None))
+    host_streams.append(StreamAt(4, "backfilling", 2, "0b", 7, None))
     assert (await body(await client.get(PATH)))["readers"][0]["lag_s"] is None
 
 
@@ -65,7 +69,7 @@ def test_a_name_tells_what_a_reader_is():
 
 async def test_many_readers_of_many_partitions_hold_up_nothing(client, body, monkeypatch):
     """In one step, 100 readers of 1,024 partitions took a second."""
-    streams = [StreamAt(p, "in-memory", p, 0, 0.0) for p in range(1024)]
+    streams = [StreamAt(p, "in-memory", p, "0a", 0, 0.0) for p in range(1024)]
     many = [ReaderStatus(f"r{n}", "", "", 0, 0, 0, None, streams) for n in range(100)]
 
     async def readers(_):

@@ -3,6 +3,7 @@
 import asyncio
 import json
 import threading
+import time
 
 import pytest
 
@@ -22,6 +23,7 @@ from millstream.views.aio.sandbox.process import MEMORY_BYTES_MAX, Sandbox
 from millstream.views.aio.serving import answering, hosted_bucket, hosted_index, opening
 from millstream.views.aio.serving.hosted_index import SET_ASIDE
 from millstream.views.core.index import index
+from millstream.views.core.index.kept_roots import KEPT_ROOTS_MAX
 from support.views.hosted_views import MAP, OTHER, PARTITIONS, SUM, hosted_views, read, until
 
 
@@ -434,6 +436,9 @@ async def test_statistics_of_an_index_are_shown(hosted):
     assert len(info["map_errors"]["v"]["last"]) == 20
     assert info["rows"] == {"v": 0}
     assert info["updates_pending"] == {"minimum": 0, "preferred": 0, "total": 0}
+    points = info["rollback_points"]
+    assert 2 <= points["count"] <= KEPT_ROOTS_MAX
+    assert abs(points["oldest_ms"] - time.time_ns() // 10**6) < 600_000
     assert not info["updater_running"]
     assert info["sizes"]["file"] > 0
     assert json.loads(json.dumps(info)) == info

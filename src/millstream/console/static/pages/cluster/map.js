@@ -11,17 +11,19 @@ import { Table } from "../../parts/table.js";
 const CELL = 20;
 /** Colours of the style sheet; beyond, they repeat. */
 const COLOURS = 6;
+/** In the address: coloured by who answers for the index of a partition. */
+const INDEX = "index";
 
 /** @param {{data: any, query: Record<string, string>}} props  data: the status of the cluster */
 export function PartitionMap({ data, query }) {
   const bucket = data.buckets.find((/** @type {any} */ one) => one.name === query.bucket) || data.buckets[0];
   const map = useResource(bucket ? `${pathOf("_millstream", "buckets", bucket.name, "map")}?${bucket.generation}.${bucket.revision}` : null);
   const [last, setLast] = useState(/** @type {any} */ (null));
-  const place = Number(query.place || 0);
+  const place = query.place === INDEX ? INDEX : Number(query.place || 0);
   if (map.data && map.data !== last) setLast(map.data);
   if (!bucket) return html`<section class="panel"><h2>Partitions</h2><${Empty} title="No buckets yet"><p><a href="#/documents">Create one on the page Documents.</a></p></${Empty}></section>`;
   const shown = map.data === undefined && last?.uuid === bucket.uuid ? { ...map, data: last, isLoading: false } : map;
-  const places = Array.from({ length: bucket.replicas + 1 }, (_, at) => [String(at), at ? `replica ${at}` : "active copy"]);
+  const places = [...Array.from({ length: bucket.replicas + 1 }, (_, at) => [String(at), at ? `replica ${at}` : "active copy"]), [INDEX, "index"]];
   return html`<section class="panel">
     <header><h2>Partitions</h2><span class="muted">${whole(bucket.served)} of ${counted(bucket.partitions, "partition")} served, ${whole(bucket.whole)} with all copies, ${whole(bucket.moving)} moving, ${whole(bucket.indexed)} indexed</span></header>
     <div class="row">
@@ -32,32 +34,34 @@ export function PartitionMap({ data, query }) {
   </section>`;
 }
 
-/** @param {{rows: (string | null)[][], place: number, bucket: any, nodes: any[]}} props */
+/** @param {{rows: (string | null)[][], place: number | string, bucket: any, nodes: any[]}} props */
 function Grid({ rows, place, bucket, nodes }) {
   const [pointed, setPointed] = useState("");
   const columns = rows.length <= 64 ? 32 : 64;
   const number = new Map(nodes.map((one, at) => [one.id, at]));
   const names = new Map(nodes.map((one) => [one.id, one.name]));
   const nameOf = (/** @type {string | null | undefined} */ id) => (id ? names.get(id) || id : "nowhere");
-  const troubles = JSON.stringify([bucket.unserved, bucket.unknown]);
+  const troubles = JSON.stringify([bucket.unserved, bucket.unknown, bucket.indexed_by]);
+  const indexer = useMemo(() => new Map(Object.entries(/** @type {Record<string, number[]>} */ (bucket.indexed_by)).flatMap(([id, owned]) => owned.map((at) => [at, id]))), [troubles]);
   const cells = useMemo(() => rows.map((row, at) => {
-    const owner = row[place];
+    const owner = typeof place === "number" ? row[place] : indexer.get(at);
     const colour = owner == null ? "none" : `of-${((number.get(owner) ?? 0) % COLOURS) + 1}`;
     const state = bucket.unserved.includes(at) ? "unserved" : bucket.unknown.includes(at) ? "unknown" : row.includes(null) || row.length <= bucket.replicas ? "fewer" : "";
     return html`<rect class=${`${colour} ${state}`} data-partition=${at} x=${(at % columns) * CELL + 1} y=${Math.floor(at / columns) * CELL + 1} width=${CELL - 2} height=${CELL - 2} rx="3" />`;
   }), [rows, place, troubles, nodes.map((one) => one.id).join()]);
   const height = Math.ceil(rows.length / columns) * CELL;
   const tell = (/** @type {any} */ event) => {
-    const at = event.target.dataset.partition;
-    if (at === undefined) return;
+    if (event.target.dataset.partition === undefined) return;
+    const at = Number(event.target.dataset.partition);
     const [active, ...replicas] = rows[at];
-    setPointed(`Partition ${at}: active on ${nameOf(active)}${replicas.length ? `, replicas on ${replicas.map(nameOf).join(", ")}` : ""}`);
+    setPointed(`Partition ${at}: active on ${nameOf(active)}${replicas.length ? `, replicas on ${replicas.map(nameOf).join(", ")}` : ""}, index ${indexer.has(at) ? `on ${nameOf(indexer.get(at))}` : "nowhere"}`);
   };
   const count = (/** @type {string} */ id, /** @type {(row: (string | null)[]) => (string | null)[]} */ part) => rows.filter((row) => part(row).includes(id)).length;
   const summary = [
     { name: "Node", show: (/** @type {any} */ row) => html`<span class=${`swatch of-${((number.get(row.id) ?? 0) % COLOURS) + 1}`}></span> ${row.name}` },
     { name: "Active", isNumber: true, show: (/** @type {any} */ row) => whole(count(row.id, (one) => one.slice(0, 1))) },
     { name: "Replicas", isNumber: true, show: (/** @type {any} */ row) => whole(count(row.id, (one) => one.slice(1))) },
+    { name: "Index parts", isNumber: true, show: (/** @type {any} */ row) => whole(bucket.indexed_by[row.id]?.length ?? 0) },
     { name: "Index parts, all buckets", isNumber: true, show: (/** @type {any} */ row) => whole(row.index) },
   ];
   return html`<div class="map-box">

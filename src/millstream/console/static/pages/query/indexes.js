@@ -1,7 +1,7 @@
 // @ts-check
 /** The state of each index of a bucket: what it has, what it has not read yet, what its functions failed on. */
 import { ApiError, del, get, pathOf, post, useResource } from "../../lib/api.js";
-import { bytes, counted, whole } from "../../lib/format.js";
+import { Time, bytes, counted, whole } from "../../lib/format.js";
 import { html, useState } from "../../lib/html.js";
 import { linkTo } from "../../lib/routes.js";
 import { Confirm } from "../../parts/dialog.js";
@@ -58,6 +58,7 @@ export function Indexes({ bucket, canDesign }) {
     { name: "State", show: (/** @type {any} */ row) => html`<${State} row=${row} />` },
     { name: "Not indexed yet", isNumber: true, sort: (/** @type {any} */ row) => row.info?.updates_pending.total, show: (/** @type {any} */ row) => (row.info ? counted(row.info.updates_pending.total, "change") : whole(null)) },
     { name: "Rows", show: (/** @type {any} */ row) => (row.info ? Object.entries(row.info.rows || {}).map(([name, count]) => html`<div><bdi>${row.doc.language === "query" ? "" : `${name}: `}</bdi>${whole(/** @type {number} */ (count))}</div>`) : whole(null)) },
+    { name: "Rollback points", isNumber: true, sort: (/** @type {any} */ row) => row.info?.rollback_points?.count, show: (/** @type {any} */ row) => points(row.info?.rollback_points) },
     { name: "On disk", isNumber: true, sort: (/** @type {any} */ row) => row.info?.sizes.file, show: (/** @type {any} */ row) => bytes(row.info?.sizes.file) },
     ...(canDesign ? [{ name: "Actions", show: (/** @type {any} */ row) => html`<button type="button" onClick=${() => compact(row.name)}>Compact</button> <button type="button" class="danger" onClick=${() => setDropped(row)}>Delete</button>` }] : []),
   ];
@@ -71,6 +72,12 @@ export function Indexes({ bucket, canDesign }) {
     ${dropped && html`<${Confirm} title="Delete this design document?" name=${dropped.name} action="Delete" onSend=${drop} onClose=${() => setDropped(null)}>
       <p>Its views and indexes go with it. Documents stay.</p></${Confirm}>`}
   </section>`;
+}
+
+/** How many commits the index can go back to, and since when. @param {{count: number, oldest_ms: number | null} | undefined} kept */
+function points(kept) {
+  if (!kept?.oldest_ms) return whole(kept?.count);
+  return html`${whole(kept.count)}, since <${Time} ms=${kept.oldest_ms} />`;
 }
 
 /** @param {{row: any}} props */

@@ -26,14 +26,14 @@ export function History({ bucket, number }) {
 
 /** @param {any[]} readers  @param {number} number */
 function positionsOf(readers, number) {
-  return readers.flatMap((reader) => reader.streams.filter((/** @type {any} */ one) => one.partition === number).map((/** @type {any} */ one) => ({ name: reader.name, seqno: one.sent_seqno }))).slice(0, READERS_MAX);
+  return readers.flatMap((reader) => reader.streams.filter((/** @type {any} */ one) => one.partition === number).map((/** @type {any} */ one) => ({ name: reader.name, seqno: one.sent_seqno, uuid: one.uuid }))).slice(0, READERS_MAX);
 }
 
 /**
  * @param {object} props
  * @param {{uuid: string, seqno: number, branch: number}[]} props.log  newest branch first
  * @param {number} props.high
- * @param {{name: string, seqno: number}[]} props.readers
+ * @param {{name: string, seqno: number, uuid: string}[]} props.readers  each is drawn on its branch
  */
 function Drawing({ log, high, readers }) {
   const branches = [...log].reverse();
@@ -41,6 +41,7 @@ function Drawing({ log, high, readers }) {
   const at = (/** @type {number} */ seqno) => LEFT + (seqno / most) * (WIDTH - LEFT - 30);
   const last = branches.length - 1;
   const y = (/** @type {number} */ branch) => 30 + branch * ROW;
+  const branchOf = (/** @type {string} */ uuid) => Math.max(0, branches.findIndex((one) => one.uuid === uuid));
   const height = y(last) + 40 + readers.length * 20;
   const summary = `${branches.length} branches; the newest begins at seqno ${branches[last]?.seqno ?? 0} and has changes up to ${high}`;
   return html`<div class="drawing"><svg viewBox=${`0 0 ${WIDTH} ${height}`} role="img" aria-label=${summary}>
@@ -56,7 +57,8 @@ function Drawing({ log, high, readers }) {
     })}
     <text x=${at(high)} y=${y(last) - 10} class="seqno" text-anchor="end">${whole(high)}</text>
     ${readers.map((one, number) => html`<g key=${one.name}>
-      <line x1=${at(one.seqno)} y1=${y(last)} x2=${at(one.seqno)} y2=${y(last) + 24 + number * 20} class="reader" />
+      <line x1=${at(one.seqno)} y1=${y(branchOf(one.uuid))} x2=${at(one.seqno)} y2=${y(last) + 24 + number * 20} class="reader" />
+      <circle cx=${at(one.seqno)} cy=${y(branchOf(one.uuid))} r="4" class="reader" />
       <text x=${at(one.seqno) > WIDTH / 2 ? at(one.seqno) - 6 : at(one.seqno) + 6} y=${y(last) + 28 + number * 20} text-anchor=${at(one.seqno) > WIDTH / 2 ? "end" : "start"} class="label">${one.name} at ${whole(one.seqno)}</text>
     </g>`)}
   </svg></div>`;
