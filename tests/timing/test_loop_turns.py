@@ -11,6 +11,7 @@ import asyncio
 import ctypes
 import gc
 import json
+import socket
 import threading
 import time
 from base64 import b64encode
@@ -20,8 +21,10 @@ from typing import Any
 
 import pytest
 
+from millstream.model.partitions import partition_of
 from millstream.node.embedded import Node
 from millstream.runtime.process import calm_collector
+from millstream.wire.mcbp import Opcode, request
 from support.http.raw_http import Answer, RawHttp
 from support.processor_speed import slowness
 
@@ -34,8 +37,10 @@ SENT = LARGE[: 8 * MIB] + b'"}'
 """Half as long: two copies in one step, which may find no memory warm in this process."""
 LEAVES = 2000
 DOCUMENTS, COUNTED = 3000, 20_000
-WIDE = 512
+WIDE = 1024
 """Partitions of a second bucket: some requests look at all of them."""
+TO_DISK = bytes([0x11, 3])
+"""Framing extras: answer once the change is on the disk."""
 JSON = {"Accept": "application/json"}
 
 
@@ -83,6 +88,23 @@ class Served:
     def ask(self, method: str, path: str, body: Any = b"", headers: Any = None) -> Answer:
         data = body if isinstance(body, bytes) else json.dumps(body).encode()
         return self.client.ask(method, path, data, headers or {"Content-Type": "application/json"})
+
+    def set_many(self, prefix: bytes) -> None:
+        """Set a few keys in each partition of `wide`, all at once, and wait for the disk."""
+        assert self._node.kv is not None
+        host, port = self._node.kv.rsplit(":", 1)
+        keys = [b"%b-%d" % (prefix, number) for number in range(3 * WIDE)]
+        requests = [
+            request(
+                Opcode.SET, key=key, vbucket=partition_of(key, WIDE), value=b"{}",
+                extras=bytes(8), framing=TO_DISK,
+            )
+            for key in keys
+        ]  # fmt: skip
+        with socket.create_connection((host, int(port))) as client:
+            client.sendall(b"".join((request(Opcode.SELECT_BUCKET, key=b"wide"), *requests)))
+            answers = client.recv(24 * (1 + len(keys)), socket.MSG_WAITALL)
+        assert {answers[at : at + 2] for at in range(6, len(answers), 24)} == {b"\0\0"}
 
     def put(self, path: str, body: Any) -> None:
         answer = self.ask("PUT" if "_bulk" not in path else "POST", path, body)
@@ -176,6 +198,7 @@ KINDS: dict[str, tuple[str, str, Any, int]] = {
         "POST", "/db/_bulk_docs", lambda n: {"docs": [{"_id": f"n{n}-{i}"} for i in range(3000)]},
         201,
     ),
+    "a new database of many partitions": ("PUT", f"/new-wide-{{}}?q={WIDE}", b"", 201),
 }  # fmt: skip
 
 
@@ -190,6 +213,17 @@ def test_no_request_holds_the_loop(served: Served, kind: str) -> None:
             headers |= JSON
         served.steps.longest_ms = 0.0
         assert served.ask(method, path.format(number), data, headers).status == status
+        longest_ms.append(served.steps.longest_ms)
+        if longest_ms[-1] < STEP_MS_MAX:
+            break
+    assert min(longest_ms) < STEP_MS_MAX, longest_ms
+
+
+def test_a_commit_of_many_partitions_does_not_hold_the_loop(served: Served) -> None:
+    longest_ms = []
+    for number in range(TRIES):
+        served.steps.longest_ms = 0.0
+        served.set_many(b"c%d" % number)
         longest_ms.append(served.steps.longest_ms)
         if longest_ms[-1] < STEP_MS_MAX:
             break

@@ -65,6 +65,7 @@ from millstream.model.partitions import DESIGN_PREFIX, PartitionState
 from millstream.model.position import BRANCH_NOISE_BITS, FailoverEntry, branch_by_clock
 from millstream.runtime.disk import OsDisk
 from millstream.runtime.metrics import free_bytes
+from millstream.runtime.pace import Turns
 from millstream.storage.aio.by_id import LmdbByIdMap
 from millstream.storage.core.disk_errors import is_full
 from millstream.storage.core.store import LogStore
@@ -507,9 +508,12 @@ async def _opened(
     newest = cas_to_go_on_from(newest, time.time_ns())
     reading = ReadingBack(name, store, on_corrupt)
     reader, memory = LoopReader(store, on_corrupt, reading), Memory(memory_quota_bytes)
-    queue_bytes_max = min(QUEUE_BYTES_MAX, memory_quota_bytes // QUEUE_SHARE)
-    partitions = [
-        Partition(
+    found = store.partitions
+    queue_bytes_max = min(QUEUE_BYTES_MAX, memory_quota_bytes // QUEUE_SHARE) // len(found)
+    partitions, turns = list[Partition](), Turns()
+    for partition_id, recovered in enumerate(found):
+        await turns.give()
+        partition = Partition(
             partition_id,
             failover_log=recovered.failover_log,
             high_seqno=recovered.high_seqno,
@@ -522,11 +526,10 @@ async def _opened(
             top_seqno=recovered.top_seqno,
             range_end=recovered.range_end,
             owed=recovered.owed,
-            queue_bytes_max=queue_bytes_max // len(store.partitions),
+            queue_bytes_max=queue_bytes_max,
             memory=memory,
         )
-        for partition_id, recovered in enumerate(store.partitions)
-    ]
+        partitions.append(partition)
     known = await asyncio.to_thread(store.keys_beginning, DESIGN_PREFIX)
     for partition, keys in zip(partitions, known, strict=True):
         partition.design_keys |= keys

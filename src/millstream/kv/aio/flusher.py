@@ -333,7 +333,9 @@ class Flusher:
             somebody_waits, self._is_hurried = self._is_hurried, False
             is_more = await self._commit(somebody_waits=somebody_waits)
             self._apply_by_id()
-            if self._is_hurried and not is_more:
+            if is_more:
+                await asyncio.sleep(0)  # one commit takes as much of the loop as one step may
+            elif self._is_hurried:
                 await asyncio.sleep(min(self._last_s / GATHER_SHARE, GATHER_S_MAX))
 
     def follow(self, on_changes: Callable[[Changes], None]) -> None:

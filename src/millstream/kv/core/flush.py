@@ -19,6 +19,7 @@ from millstream.storage.core.store import FlushBatch
 __all__ = [
     "COMMIT_CHANGES_MAX",
     "COMMIT_CHANGES_QUICK_MAX",
+    "COMMIT_PARTITIONS_MAX",
     "SLOW_COMMIT_S",
     "FlushPlan",
     "GroupCommit",
@@ -30,6 +31,8 @@ COMMIT_CHANGES_QUICK_MAX: Final = 1024
 """The same while the disk is fast: more commits are then cheap, and each blocks for less time."""
 SLOW_COMMIT_S: Final = 0.01
 """Duration of the last commit's write above which the disk counts as slow."""
+COMMIT_PARTITIONS_MAX: Final = 256
+"""Partitions of a commit: each costs the loop some 12 us, however few changes it has."""
 _Waiter = TypeVar("_Waiter")
 
 
@@ -75,7 +78,7 @@ class FlushPlan(Generic[_Waiter]):
         chosen: list[Partition] = []
         count = 0
         for partition in _dirty(turns):
-            if count >= most:
+            if count >= most or len(chosen) == COMMIT_PARTITIONS_MAX:
                 self._turn = partition.partition_id
                 return chosen, True
             chosen.append(partition)

@@ -186,6 +186,8 @@ class ChangeColumns(NamedTuple):
 
     def part(self, begin: int, end: int) -> ChangeColumns:
         """Return the changes of a range of indexes."""
+        if begin == 0 and end == len(self.frames):
+            return self
         return self._replace(
             seqnos=self.seqnos[begin:end],
             keys=self.keys[begin:end],

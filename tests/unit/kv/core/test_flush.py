@@ -83,6 +83,20 @@ def test_a_quick_disk_gets_small_commits(monkeypatch: pytest.MonkeyPatch) -> Non
     assert seen == [[0, 1], [2, 0, 1], [2, 0]]
 
 
+def test_a_commit_takes_few_partitions_however_little_each_has(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(flush, "COMMIT_PARTITIONS_MAX", 2)
+    plan, partitions = new_plan()
+    for partition in partitions:
+        write(partition)
+    first, second = plan.freeze(SLOW_COMMIT_S), plan.freeze(SLOW_COMMIT_S)
+    assert first is not None
+    assert second is not None
+    assert (taken(first), first.is_more) == ([(0, 1), (1, 1)], True)
+    assert (taken(second), second.is_more) == ([(2, 1)], False)
+
+
 def test_a_waiter_is_told_once_and_not_before_its_seqno() -> None:
     plan, partitions = new_plan()
     write(partitions[0])

@@ -9,7 +9,8 @@ Invariants:
    wait. A request whose document is on the disk is retried once that was read, and a write that
    finds memory full once there is room; no later request is answered before.
 2. One wake-up answers at most `REQUESTS_PER_WAKEUP_MAX` requests, each KiB of reply counted as one
-   more. The rest waits for the next wake-up, which comes once the client has read.
+   more, and one that is not plain as `OTHER_COST` more. The rest waits for the next wake-up, which
+   comes once the client has read.
 3. A malformed frame closes the connection, and so does a byte that begins no frame. A frame longer
    than the limit is answered E2BIG, and its body is skipped, not stored.
 4. A document command is answered only with a bucket selected and the right it needs.
@@ -82,6 +83,8 @@ if TYPE_CHECKING:
 
 __all__ = ["DEFERRED_BYTES_MAX", "DEFERRED_MAX", "Command", "KvSession"]
 
+OTHER_COST: Final = 3
+"""As how many more a request counts that is not one of the plain ones: it takes longer."""
 DEFERRED_MAX: Final = 10_000
 """Replies waiting behind a durable write above which no further request is read."""
 DEFERRED_BYTES_MAX: Final = 4 * 1024 * 1024
@@ -296,7 +299,7 @@ class KvSession:
                     if deferred and out:
                         self.emit(b"".join(out))
                         out.clear()
-                    budget -= self._answer_other(data, at, stop, now_ns) >> 10
+                    budget -= OTHER_COST + (self._answer_other(data, at, stop, now_ns) >> 10)
             except NotInMemory as absent:
                 self._wait_for_document(absent)
                 break
