@@ -466,6 +466,8 @@ class Schedule:
         if state.plan is not None:
             return False
         for name, record in state.nodes.items():
+            if record.state == "leaving" and world.must_stay(name):
+                continue
             if record.state not in ("in", "out") or (record.state == "in" and name not in alive):
                 return False
         for uuid, bucket in state.buckets.items():

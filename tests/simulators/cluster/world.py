@@ -347,6 +347,10 @@ class World:
                 self.count("out")
                 self.take_away(node)
 
+    def must_stay(self, _: str) -> bool:
+        """Whether a node can not leave, although it was asked to."""
+        return False
+
     def take_away(self, node: Node) -> None:
         node.is_up, node.is_gone = False, True
         node.lose_session()

@@ -185,19 +185,26 @@ class World(modelled.World):
         if self.rng.random() < 0.8:  # else the answer is lost
             boss.group = self.group
 
+    def _is_replaceable(self) -> bool:
+        """Whether somebody else can coordinate."""
+        return any(
+            one.state == "in" and "coord" in one.roles and name not in self.group
+            for name, one in self.state().nodes.items()
+        )
+
+    def must_stay(self, name: str) -> bool:
+        """Whether a node can not leave: it coordinates, and nobody can take its place."""
+        return name in self.group and not self._is_replaceable()
+
     def take_away(self, node: Node) -> None:
-        """Nobody who coordinates is told that it may go, unless it was failed over before.
+        """Nobody who coordinates is told that it may go, unless it was given up.
 
         Or unless it is one of three: where nobody can take its place, it may go.
         """
-        nodes = self.state().nodes
-        record = nodes.get(node.name)
-        is_out = record is not None and record.state == "out" and not record.by
-        is_replaced = len(self.group) != SIZES[0] or any(
-            one.state == "in" and "coord" in one.roles and name not in self.group
-            for name, one in nodes.items()
-        )
-        if is_out and node.name in self.group and is_replaced:
+        record = self.state().nodes.get(node.name)
+        is_out = record is not None and record.state == "out" and record.by != "force"
+        is_needed = len(self.group) != SIZES[0] or self._is_replaceable()
+        if is_out and node.name in self.group and is_needed:
             raise WrongError(f"{node.name} is out, and coordinates: {sorted(self.group)}")
         super().take_away(node)
 
