@@ -37,8 +37,8 @@ SENT = LARGE[: 8 * MIB] + b'"}'
 """Half as long: two copies in one step, which may find no memory warm in this process."""
 LEAVES = 2000
 DOCUMENTS, COUNTED = 3000, 20_000
-WIDE = 1024
-"""Partitions of a second bucket: some requests look at all of them."""
+WIDE, WIDE_BUCKETS = 1024, ("wide", *map("wide{}".format, range(2, 8)))
+"""Partitions of further buckets: some requests look at all of them."""
 TO_DISK = bytes([0x11, 3])
 """Framing extras: answer once the change is on the disk."""
 JSON = {"Accept": "application/json"}
@@ -69,7 +69,7 @@ class Served:
         self.steps = Steps(self.loop, patch)
         self._thread = threading.Thread(target=self.loop.run_forever)
         self._thread.start()
-        self._node = Node(path, buckets=["db:4", f"wide:{WIDE}"])
+        self._node = Node(path, buckets=["db:4", *(f"{name}:{WIDE}" for name in WIDE_BUCKETS)])
         self._wait(self._node.start())
         assert self._node.http is not None
         host, port = self._node.http.rsplit(":", 1)
@@ -179,6 +179,7 @@ KINDS: dict[str, tuple[str, str, Any, int]] = {
     "ids of many partitions": ("GET", "/wide/_all_docs?limit=1", b"", 200),
     "a database of many partitions": ("GET", "/wide", b"", 200),
     "many partitions": ("GET", "/_millstream/buckets/wide/partitions", b"", 200),
+    "figures of many partitions": ("GET", "/_metrics", b"", 200),
     "updates of databases": ("GET", "/_db_updates", b"", 200),
     "the database": ("GET", "/db", b"", 200),
     "a new large document": ("PUT", "/db/new-{}", SENT, 201),
