@@ -90,20 +90,23 @@ class Served:
         return self.client.ask(method, path, data, headers or {"Content-Type": "application/json"})
 
     def set_many(self, prefix: bytes) -> None:
-        """Set a few keys in each partition of `wide`, all at once, and wait for the disk."""
+        """Set a key in each partition of `wide`, all at once, and wait for the disk."""
         assert self._node.kv is not None
         host, port = self._node.kv.rsplit(":", 1)
-        keys = [b"%b-%d" % (prefix, number) for number in range(3 * WIDE)]
+        found = (b"%b-%d" % (prefix, number) for number in range(16 * WIDE))
+        keys = {partition_of(key, WIDE): key for key in found}
+        assert len(keys) == WIDE
+        last = keys.pop(0)
         requests = [
             request(
-                Opcode.SET, key=key, vbucket=partition_of(key, WIDE), value=b"{}",
-                extras=bytes(8), framing=TO_DISK,
+                Opcode.SET, key=key, vbucket=partition, value=b"{}", extras=bytes(8)
             )
-            for key in keys
+            for partition, key in keys.items()
         ]  # fmt: skip
+        requests.append(request(Opcode.SET, key=last, extras=bytes(8), framing=TO_DISK))
         with socket.create_connection((host, int(port))) as client:
             client.sendall(b"".join((request(Opcode.SELECT_BUCKET, key=b"wide"), *requests)))
-            answers = client.recv(24 * (1 + len(keys)), socket.MSG_WAITALL)
+            answers = client.recv(24 * (1 + WIDE), socket.MSG_WAITALL)
         assert {answers[at : at + 2] for at in range(6, len(answers), 24)} == {b"\0\0"}
 
     def put(self, path: str, body: Any) -> None:

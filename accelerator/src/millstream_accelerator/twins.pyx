@@ -23,7 +23,7 @@ from cpython.tuple cimport PyTuple_GET_ITEM
 from libc.stdint cimport int64_t, uint8_t, uint16_t, uint32_t, uint64_t
 from libc.string cimport memcmp, memcpy
 
-SPECIFICATION = "00a8f8938e23"
+SPECIFICATION = "eecadf16dea4"
 
 cdef extern from "wire.h":
     uint16_t get16(const uint8_t *at) noexcept nogil
@@ -75,7 +75,6 @@ cdef enum:
     MUTATION = 0x57
     UNDERSCORE = 0x5F
     RELATIVE_SECONDS_MAX = 30 * 24 * 3600
-    OTHER_COST = 3  # as how many more requests one counts that is not plain
     SECOND_NS = 1000000000
     BLOCK_BITS = 10
     BLOCK_MASK = 1023
@@ -634,7 +633,6 @@ cdef _answer_plain(session, bytes data, now_ns, uint64_t now, uint32_t mask):
                 set_slot(owner, shape.needs_care, True)
                 (<object>slot(owner, shape.bucket)).hurry()
                 reply_bytes = 0
-                budget -= OTHER_COST
             else:
                 break
             budget -= 1
