@@ -37,8 +37,8 @@ SENT = LARGE[: 8 * MIB] + b'"}'
 """Half as long: two copies in one step, which may find no memory warm in this process."""
 LEAVES = 2000
 DOCUMENTS, COUNTED = 3000, 20_000
-WIDE = 1024
-"""Partitions of a second bucket: some requests look at all of them."""
+WIDE, WIDE_BUCKETS = 1024, ("wide", *map("wide{}".format, range(2, 8)))
+"""Partitions of further buckets: some requests look at all of them."""
 TO_DISK = bytes([0x11, 3])
 """Framing extras: answer once the change is on the disk."""
 JSON = {"Accept": "application/json"}
@@ -69,7 +69,7 @@ class Served:
         self.steps = Steps(self.loop, patch)
         self._thread = threading.Thread(target=self.loop.run_forever)
         self._thread.start()
-        self._node = Node(path, buckets=["db:4", f"wide:{WIDE}"])
+        self._node = Node(path, buckets=["db:4", *(f"{name}:{WIDE}" for name in WIDE_BUCKETS)])
         self._wait(self._node.start())
         assert self._node.http is not None
         host, port = self._node.http.rsplit(":", 1)
@@ -90,20 +90,23 @@ class Served:
         return self.client.ask(method, path, data, headers or {"Content-Type": "application/json"})
 
     def set_many(self, prefix: bytes) -> None:
-        """Set a few keys in each partition of `wide`, all at once, and wait for the disk."""
+        """Set a key in each partition of `wide`, all at once, and wait for the disk."""
         assert self._node.kv is not None
         host, port = self._node.kv.rsplit(":", 1)
-        keys = [b"%b-%d" % (prefix, number) for number in range(3 * WIDE)]
+        found = (b"%b-%d" % (prefix, number) for number in range(16 * WIDE))
+        keys = {partition_of(key, WIDE): key for key in found}
+        assert len(keys) == WIDE
+        last = keys.pop(0)
         requests = [
             request(
-                Opcode.SET, key=key, vbucket=partition_of(key, WIDE), value=b"{}",
-                extras=bytes(8), framing=TO_DISK,
+                Opcode.SET, key=key, vbucket=partition, value=b"{}", extras=bytes(8)
             )
-            for key in keys
+            for partition, key in keys.items()
         ]  # fmt: skip
+        requests.append(request(Opcode.SET, key=last, extras=bytes(8), framing=TO_DISK))
         with socket.create_connection((host, int(port))) as client:
             client.sendall(b"".join((request(Opcode.SELECT_BUCKET, key=b"wide"), *requests)))
-            answers = client.recv(24 * (1 + len(keys)), socket.MSG_WAITALL)
+            answers = client.recv(24 * (1 + WIDE), socket.MSG_WAITALL)
         assert {answers[at : at + 2] for at in range(6, len(answers), 24)} == {b"\0\0"}
 
     def put(self, path: str, body: Any) -> None:
@@ -179,6 +182,7 @@ KINDS: dict[str, tuple[str, str, Any, int]] = {
     "ids of many partitions": ("GET", "/wide/_all_docs?limit=1", b"", 200),
     "a database of many partitions": ("GET", "/wide", b"", 200),
     "many partitions": ("GET", "/_millstream/buckets/wide/partitions", b"", 200),
+    "figures of many partitions": ("GET", "/_metrics", b"", 200),
     "updates of databases": ("GET", "/_db_updates", b"", 200),
     "the database": ("GET", "/db", b"", 200),
     "a new large document": ("PUT", "/db/new-{}", SENT, 201),

@@ -18,10 +18,12 @@ from millstream.documents.json_text import LARGE_BYTES
 from millstream.errors import AccessError, MillstreamError, UsageError
 from millstream.gateway.aio.parsing import decoded
 from millstream.gateway.aio.room import hold
-from millstream.gateway.core.api.node import NodeApi
+from millstream.gateway.core.api.node import CommonNodeApi, NodeApi, NodeMetrics
 from millstream.gateway.core.api.tokens import TokenApi
 from millstream.gateway.core.cookies import CookieSigner
+from millstream.kv.core.statistics import Figures
 from millstream.runtime.guests import Guests
+from millstream.runtime.pace import Turns
 from millstream.runtime.shares import LoopShares
 
 __all__ = [
@@ -46,6 +48,7 @@ __all__ = [
     "page_of",
     "raw_answer",
     "read_body",
+    "read_metrics",
     "read_object",
     "read_text",
     "require",
@@ -203,6 +206,16 @@ async def read_object(request: web.Request, bytes_max: int = OBJECT_BYTES_MAX) -
     if not isinstance(content, dict):
         raise UsageError("the body must be a JSON object", code="bad_json")
     return content
+
+
+async def read_metrics(api: CommonNodeApi) -> NodeMetrics:
+    """Return the statistics of the node and of all buckets, which are read one by one."""
+    turns, found = Turns(), dict[str, Figures]()
+    for status in api.bucket_statuses():
+        await turns.give()
+        found |= api.metrics((status.name,)).buckets
+    await turns.give()
+    return NodeMetrics(api.metrics(()).node, found)
 
 
 def require(

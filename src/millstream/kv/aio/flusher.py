@@ -328,9 +328,10 @@ class Flusher:
         self._on_fatal(error)
 
     async def _run(self) -> None:
-        is_more = True
+        is_more, somebody_waits = True, False
         while (is_more or self._is_hurried) and not self._pause.locked():
-            somebody_waits, self._is_hurried = self._is_hurried, False
+            somebody_waits = self._is_hurried or (is_more and somebody_waits)
+            self._is_hurried = False
             is_more = await self._commit(somebody_waits=somebody_waits)
             self._apply_by_id()
             if is_more:

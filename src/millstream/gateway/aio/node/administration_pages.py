@@ -20,7 +20,7 @@ from aiohttp import web
 
 from millstream.documents.sent import DOCUMENT_ID_BYTES_MAX
 from millstream.errors import ConditionError, UsageError
-from millstream.gateway.aio.answers import NODE_API, answer, require
+from millstream.gateway.aio.answers import NODE_API, answer, read_metrics, require
 from millstream.gateway.aio.databases.database_pages import DATABASE_PARTITIONS
 from millstream.gateway.aio.documents.bulk_pages import BULK_BYTES_MAX
 from millstream.gateway.core.attachments import ATTACHMENT_BYTES_MAX
@@ -91,7 +91,7 @@ async def _name(request: web.Request) -> web.Response:
 
 async def _stats(request: web.Request) -> web.Response:
     _require_this(request)
-    metrics = request.app[NODE_API].metrics()
+    metrics = await read_metrics(request.app[NODE_API])
     shown: dict[str, Any] = {
         "millstream": {
             "node": _described(metrics.node, NODE_FIGURES),

@@ -19,7 +19,7 @@ from prometheus_client.core import (
 from prometheus_client.registry import Collector
 
 from millstream.errors import AccessError
-from millstream.gateway.aio.answers import NODE_API, USER, answer, require
+from millstream.gateway.aio.answers import NODE_API, USER, answer, read_metrics, require
 from millstream.gateway.aio.describing import gives
 from millstream.gateway.aio.parsing import beside
 from millstream.gateway.core.api.node import NodeMetrics
@@ -138,7 +138,7 @@ def _bucket_family(name: str, meaning: str, found: dict[str, Figure]) -> Metric:
 async def _metrics(request: web.Request) -> web.Response:
     require(request, "admin")
     registry, families, turns = CollectorRegistry(auto_describe=False), list[Metric](), Turns()
-    for family in _families(request.app[NODE_API].metrics()):
+    for family in _families(await read_metrics(request.app[NODE_API])):
         families.append(family)
         await turns.give()
     registry.register(_Collected(families))

@@ -25,7 +25,7 @@ import msgspec
 from aiohttp import web
 
 from millstream.errors import MillstreamError
-from millstream.gateway.aio.answers import NODE_API, require
+from millstream.gateway.aio.answers import NODE_API, read_metrics, require
 from millstream.gateway.aio.node.observing_pages import OBSERVER
 from millstream.gateway.core.health import state_of
 from millstream.gateway.core.samples import LEVELS, Samples
@@ -72,7 +72,7 @@ async def _support(request: web.Request) -> web.Response:
         "partitions.json": await _partitions(api),
         "samples.json": await _sampled(observer.samples),
     }
-    metrics = api.metrics()
+    metrics = await read_metrics(api)
     figures = [f"{name} {text}" for name, text in as_text(metrics.node)]
     for bucket, values in metrics.buckets.items():
         figures += [f"{bucket} {name} {text}" for name, text in as_text(values)]

@@ -98,7 +98,7 @@ class PartitionStatus:
 
 @dataclass(frozen=True, slots=True)
 class NodeMetrics:
-    """Statistics of the engine, read in one step; names as in `kv.core.statistics`."""
+    """Statistics of the engine, read bucket by bucket; names as in `kv.core.statistics`."""
 
     node: Mapping[str, float]
     buckets: Mapping[str, Figures]

@@ -9,8 +9,8 @@ Invariants:
    wait. A request whose document is on the disk is retried once that was read, and a write that
    finds memory full once there is room; no later request is answered before.
 2. One wake-up answers at most `REQUESTS_PER_WAKEUP_MAX` requests, each KiB of reply counted as one
-   more, and one that is not plain as `OTHER_COST` more. The rest waits for the next wake-up, which
-   comes once the client has read.
+   more, and a command of the table as `OTHER_COST` more. The rest waits for the next wake-up,
+   which comes once the client has read.
 3. A malformed frame closes the connection, and so does a byte that begins no frame. A frame longer
    than the limit is answered E2BIG, and its body is skipped, not stored.
 4. A document command is answered only with a bucket selected and the right it needs.
@@ -84,7 +84,7 @@ if TYPE_CHECKING:
 __all__ = ["DEFERRED_BYTES_MAX", "DEFERRED_MAX", "Command", "KvSession"]
 
 OTHER_COST: Final = 3
-"""As how many more a request counts that is not one of the plain ones: it takes longer."""
+"""As how many more a request counts that is answered by the table of commands."""
 DEFERRED_MAX: Final = 10_000
 """Replies waiting behind a durable write above which no further request is read."""
 DEFERRED_BYTES_MAX: Final = 4 * 1024 * 1024
@@ -299,7 +299,7 @@ class KvSession:
                     if deferred and out:
                         self.emit(b"".join(out))
                         out.clear()
-                    budget -= OTHER_COST + (self._answer_other(data, at, stop, now_ns) >> 10)
+                    budget -= self._answer_other(data, at, stop, now_ns) >> 10
             except NotInMemory as absent:
                 self._wait_for_document(absent)
                 break
@@ -338,7 +338,7 @@ class KvSession:
     # -- the other commands
 
     def _answer_other(self, data: bytes, at: int, stop: int, now_ns: int) -> int:
-        """Answer one request by the table of commands; return the length of its reply."""
+        """Answer one request by the table of commands; return the bytes that it counts as."""
         if store_durably(self, data, at, stop, now_ns):
             return 0
         packet = cut_request(data, at, stop)
@@ -362,12 +362,12 @@ class KvSession:
         else:
             reply = command(self, packet, now_ns)
         if reply is None:
-            return 0
+            return OTHER_COST << 10
         if level and reply[6:8] == b"\0\0":
             self._reply_durably(packet, reply, level, patience_ms, now_ns)
         else:
             self.emit(reply)
-        return len(reply)
+        return len(reply) + (OTHER_COST << 10)
 
     def _refusal_of_level(self, packet: Packet, level: int, now_ns: int) -> Status | None:
         found = self.partition_of(packet, for_write=True) if level else None
