@@ -12,6 +12,7 @@ from typing import Any, NamedTuple
 
 import cluster_costs
 import clusters
+import consoles
 import fail_overs
 import loading
 import report_coordination
@@ -62,6 +63,7 @@ when one is not reached.
 | locks, elements of sessions, watches, idle sessions | the same | etcd, ZooKeeper |
 | documents | writes, reads, changes and replication over HTTP | PouchDB Server |
 | loading | three times what the quota holds; quiet SETs; pages | a quota that holds all; SETs |
+| consoles | delay of kv requests while five consoles are open | the same without |
 | clusters | fail-over, moves, idle cost of three nodes | the same writer without moves |
 | fail_overs | fail-over of others, beside that of clusters | etcd, Redis Sentinel |
 | redundancy | a lost node's copies of 1 GB, made anew | a file through a socket |
@@ -199,6 +201,8 @@ def _page(results: Figures, judged: Sequence[Verdict]) -> Iterator[str]:
         yield from report_documents.lines(results["documents"])
     if "loading" in results:
         yield from loading.lines(results["loading"])
+    if "consoles" in results:
+        yield from consoles.lines(results["consoles"])
     yield from _clusters(results)
 
 

@@ -11,8 +11,9 @@ How it measures:
 
 Elsewhere: the change stream (streams.py), the engine (engine.py), views (views.py), Spark
 (spark.py), coordination (coordination.py, primitives.py), documents over HTTP (documents.py),
-loading beyond memory (loading.py), clusters (clusters.py), their costs (cluster_costs.py), how
-others fail over (fail_overs.py), what is printed (report.py), the servers (servers.py).
+loading beyond memory (loading.py), open consoles (consoles.py), clusters (clusters.py), their
+costs (cluster_costs.py), how others fail over (fail_overs.py), what is printed (report.py), the
+servers (servers.py).
 """
 
 import argparse
@@ -29,6 +30,7 @@ from typing import Any
 
 import cluster_costs
 import clusters
+import consoles
 import coordination
 import documents
 import engine
@@ -78,6 +80,7 @@ CASES = (
     "primitives",
     "documents",
     "loading",
+    "consoles",
     "clusters",
     "fail_overs",
     "manager",
@@ -200,6 +203,8 @@ def verdicts(results: Figures) -> list[Verdict]:
     found += documents.verdicts(results["documents"]) if "documents" in results else []
     if "loading" in results:
         found += [Verdict(*row) for row in loading.rows(results["loading"])]
+    if "consoles" in results:
+        found += [Verdict(*row) for row in consoles.rows(results["consoles"])]
     if "clusters" in results:
         found += [Verdict(*row) for row in clusters.verdicts_of(results["clusters"])]
     return found
@@ -260,6 +265,7 @@ def main() -> int:
         "primitives": lambda at: primitives.measure_primitives(at, options.seconds),
         "documents": documents.measure_documents,
         "loading": loading.measure_loading,
+        "consoles": consoles.measure_consoles,
         "clusters": clusters.measure_clusters,
         "fail_overs": fail_overs.measure_fail_overs,
         "manager": cluster_costs.measure_manager,

@@ -53,7 +53,7 @@ def test_a_cluster_is_made_grows_and_survives_the_death_of_a_node(
     sums = page.get_by_role("region", name="Partitions by node").locator("tbody tr")
     expect(sums).to_have_count(3)
     expect(page.locator(".partition-map rect")).to_have_count(8)
-    page.get_by_label("Coloured by the node of the").select_option("index")
+    page.get_by_label("Colour by the node of").select_option("index")
     expect(page.locator(".partition-map rect[class^=of-]")).to_have_count(8, timeout=WAIT_MS)
     page.locator(".partition-map rect").first.hover()
     expect(page.get_by_text(re.compile(r"Partition 0: .*, index on n\d"))).to_be_visible()

@@ -33,6 +33,7 @@ const FIGURES = {
   sent_bytes_per_s: { text: "Sent to readers", format: byteRate },
   stream_lag: { text: "Stream lag", format: (value) => (value == null ? short(value) : counted(value, "change")), join: most },
   unflushed: { text: "Not on disk yet", format: (value) => (value == null ? short(value) : counted(value, "change")) },
+  documents_in_memory: { text: "Documents in memory", format: whole },
   disk_bytes: { text: "Data on disk", format: bytes },
   memory_bytes: { text: "Memory of the node", format: bytes, isOfNode: true },
   disk_free_bytes: { text: "Free on disk", format: bytes, isOfNode: true },

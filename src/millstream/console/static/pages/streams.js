@@ -49,15 +49,12 @@ function Readers({ bucket, chosen }) {
 }
 
 const COLUMNS = [
-  { name: "Reader", sort: (/** @type {any} */ row) => row.name, show: (/** @type {any} */ row) => html`<bdi class="mono">${row.name}</bdi>` },
-  { name: "What", sort: (/** @type {any} */ row) => row.kind, show: (/** @type {any} */ row) => KINDS[row.kind] || row.kind },
-  { name: "From", show: (/** @type {any} */ row) => html`${row.address}${row.user && ` as ${row.user}`}` },
+  { name: "Reader", sort: (/** @type {any} */ row) => row.name, show: (/** @type {any} */ row) => html`<bdi class="mono roomy">${row.name}</bdi>` },
+  { name: "What it is", sort: (/** @type {any} */ row) => row.kind, show: (/** @type {any} */ row) => html`<div class="roomy">${KINDS[row.kind] || row.kind}<div class="muted">${row.address}${row.user && ` as ${row.user}`}, since <${Time} ms=${row.since_ms} /></div></div>` },
   { name: "Partitions", isNumber: true, sort: (/** @type {any} */ row) => row.streams.length, show: (/** @type {any} */ row) => whole(row.streams.length) },
   { name: "Lag", isNumber: true, sort: (/** @type {any} */ row) => row.lag, show: (/** @type {any} */ row) => html`<${Badge} kind=${row.lag ? "warn" : "good"}>${counted(row.lag, "change")}</${Badge}>` },
   { name: "Behind by", isNumber: true, sort: (/** @type {any} */ row) => row.lag_s ?? Infinity, show: (/** @type {any} */ row) => behind(row.lag_s) },
-  { name: "Not acknowledged", isNumber: true, sort: (/** @type {any} */ row) => row.bytes_waiting, show: (/** @type {any} */ row) => bytes(row.bytes_waiting) },
-  { name: "Sent", isNumber: true, sort: (/** @type {any} */ row) => row.sent_bytes, show: (/** @type {any} */ row) => bytes(row.sent_bytes) },
-  { name: "Connected since", sort: (/** @type {any} */ row) => row.since_ms, show: (/** @type {any} */ row) => html`<${Time} ms=${row.since_ms} />` },
+  { name: "Sent", isNumber: true, sort: (/** @type {any} */ row) => row.sent_bytes, show: (/** @type {any} */ row) => html`${bytes(row.sent_bytes)}<div class="muted" title="sent and not acknowledged">${bytes(row.bytes_waiting)} waiting</div>` },
   { name: "Last rollback", sort: (/** @type {any} */ row) => row.last_rollback?.at_ms ?? 0, show: (/** @type {any} */ row) => rolledBack(row.last_rollback) },
 ];
 

@@ -28,7 +28,7 @@ export function PartitionMap({ data, query }) {
     <header><h2>Partitions</h2><span class="muted">${whole(bucket.served)} of ${counted(bucket.partitions, "partition")} served, ${whole(bucket.whole)} with all copies, ${whole(bucket.moving)} moving, ${whole(bucket.indexed)} indexed</span></header>
     <div class="row">
       <${Field} label="Bucket" value=${bucket.name} onInput=${(/** @type {string} */ name) => setQuery({ bucket: name, place: "" })} choices=${data.buckets.map((/** @type {any} */ one) => one.name)} />
-      <${Field} label="Coloured by the node of the" value=${String(place)} onInput=${(/** @type {string} */ at) => setQuery({ place: at === "0" ? "" : at })} choices=${places} />
+      <${Field} label="Colour by the node of" value=${String(place)} onInput=${(/** @type {string} */ at) => setQuery({ place: at === "0" ? "" : at })} choices=${places} />
     </div>
     <${Shown} of=${shown} what="the map">${(/** @type {any} */ found) => html`<${Grid} rows=${found.rows} place=${place} bucket=${bucket} nodes=${data.nodes} />`}</${Shown}>
   </section>`;

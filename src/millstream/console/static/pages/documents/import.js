@@ -64,7 +64,7 @@ export function Import({ bucket }) {
     ${error && html`<${ErrorBox} error=${error} doing="The import failed." />`}
     ${file && documents.length > 0 && html`<section class="panel">
       <header><h2><bdi>${file.name}</bdi></h2><span class="muted">${bytes(file.size)}</span></header>
-      <div class="row top">
+      <div class="row upper">
         <${Field} label="Id of each document" value=${template} onInput=${setTemplate} placeholder="made by the node" hint="Members stand in braces, as in flight:{carrier}:{number}." more=${{ disabled: isRunning }} />
         <${Field} label="Documents that exist" value=${mode} onInput=${setMode} choices=${[["leave", "leave as they are"], ["replace", "replace"]]} more=${{ disabled: isRunning }} />
         ${isRunning ? html`<button type="button" onClick=${() => stop.current?.abort()}>Stop</button>`
