@@ -33,6 +33,7 @@ def lines(results: Figures) -> Iterator[str]:
         "spark": _rows,
         "spark_streams": _streams,
         "spark_sinks": _sinks,
+        "spark_sql": _sql,
         "spark_views": _views,
     }
     for name, section in sections.items():
@@ -99,6 +100,28 @@ def _sinks(spark: Figures) -> Iterator[str]:
         row = spark["sinks"][name]
         costs = (f"{row[key]:.1f}" for key in _COSTS)
         yield f"| {title} | {row['rows_per_s']:,.0f} | {' | '.join(costs)} |"
+    yield ""
+
+
+def _sql(sql: Figures) -> Iterator[str]:
+    yield (
+        f"Streams of rows of {sql['row_bytes']:,} bytes into PostgreSQL on the same processors: "
+        "by `apply_changes` into a `SqlTarget`, and appended by Spark's own JDBC, which replaces "
+        "no rows and keeps no positions. Memory: the highest resident set of the driver's "
+        "processes with `SqlTarget`; tasks run in that of Java:"
+    )
+    yield ""
+    yield "| batch | `SqlTarget`, rows/s | JDBC append, rows/s | ratio | Python | Java |"
+    yield "| --- | --- | --- | --- | --- | --- |"
+    for size in sql["sizes"]:
+        mine, peer = size["target"], size["jdbc"]
+        megabytes = size["batch_rows"] * sql["row_bytes"] / 1e6
+        ratio = mine["rows_per_s"] / peer["rows_per_s"]
+        yield (
+            f"| {megabytes:.0f} MB | {mine['rows_per_s']:,.0f} | "
+            f"{peer['rows_per_s']:,.0f} | {ratio:.2f} | {mine['python_mb']:,.0f} MB | "
+            f"{mine['java_mb']:,.0f} MB |"
+        )
     yield ""
 
 

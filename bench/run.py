@@ -256,6 +256,7 @@ def main() -> int:
         "spark": lambda at: spark.measure_rows(at, options.items),
         "spark_streams": lambda at: spark.measure_streams(at, options.items),
         "spark_sinks": spark.measure_sinks,
+        "spark_sql": spark.measure_sql,
         "spark_views": spark.measure_views,
         "engine": lambda at: engine.measure_engine(
             at, options.items, options.rounds, options.seconds

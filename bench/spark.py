@@ -7,8 +7,8 @@ How it measures:
    other programs disturb less.
 3. Every job is a process with a session of its own.
 
-Elsewhere: the jobs (spark_rows.py, spark_streams.py, spark_sinks.py, spark_views.py), the
-servers (servers.py), what is printed (report_spark.py).
+Elsewhere: the jobs (spark_rows.py, spark_streams.py, spark_sinks.py, spark_sql.py,
+spark_views.py), the servers (servers.py), what is printed (report_spark.py).
 """
 
 import json
@@ -20,14 +20,16 @@ from typing import Any
 
 import streams
 from report import Verdict
-from servers import HERE, Node, Postgres
+from servers import HERE, Node, Postgres, run_program
 
 Figures = dict[str, Any]
 PARTITIONS = 64
-CASES = ("spark", "spark_streams", "spark_sinks", "spark_views")
+CASES = ("spark", "spark_streams", "spark_sinks", "spark_sql", "spark_views")
 JOB_S = 600.0
 """Longest that a job may take; several times what it takes where nothing else runs."""
 SINK_ROWS = 250_000
+SQL_BATCHES = {1_000: 10, 10_000: 10, 100_000: 3}
+"""Rows of a batch, of 1,000 bytes, and how many of these."""
 SINK_BUCKETS = ("upserts", "transactions", "copy")
 ROWS_PER_S_MIN = 400_000
 STREAM_ROWS_PER_S_MIN = 200_000
@@ -64,6 +66,20 @@ def measure_sinks(directory: Path) -> Figures:
     with _node(directory, *more) as node:
         streams.fill(node, SINK_ROWS)
         return _job("sinks", node, "--rows", SINK_ROWS)
+
+
+def measure_sql(directory: Path) -> Figures:
+    """Stream buckets into PostgreSQL, by `SqlTarget` and by Spark's JDBC."""
+    say("Spark writes into PostgreSQL")
+    more = [word for n in SQL_BATCHES for word in ("--bucket", f"batch{n}:{PARTITIONS}")]
+    with _node(directory, *more) as node, Postgres(directory) as peer:
+        for rows, count in SQL_BATCHES.items():
+            run_program("loadgen", "-o", "fill", "-e", "-c", 10, "-P", 100, "-k", rows * count,
+                        "-v", 1_000, "-b", f"batch{rows}", "-p", PARTITIONS,
+                        "127.0.0.1", node.kv_port)  # fmt: skip
+        node.settle()
+        os.environ["PGPASSWORD"] = peer.password
+        return _job("sql", node, "--postgres", peer.port)
 
 
 def measure_views(directory: Path) -> Figures:

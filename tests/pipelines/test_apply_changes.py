@@ -23,6 +23,35 @@ def present(bucket: BucketUnderTest) -> dict[str, bytes]:
         return {key: bytes(found.data) for key, found in client.get_many(KEYS).items()}
 
 
+def test_a_second_checkpoint_changes_nothing(
+    spark: Any, bucket: BucketUnderTest, tmp_path: Path
+) -> None:
+    options = bucket.options(rollback="rows")
+    table = ParquetTarget(tmp_path / "table")
+
+    def run(checkpoint: str) -> None:
+        frame = spark.readStream.format("millstream").options(**options).load()
+        query = (
+            frame.writeStream.foreachBatch(lambda b, n: apply_changes(b, n, table, options))
+            .trigger(availableNow=True)
+            .option("checkpointLocation", str(tmp_path / checkpoint))
+            .start()
+        )
+        try:
+            assert query.awaitTermination(TIMEOUT_S), "the query does not end"
+        finally:
+            query.stop()
+
+    bucket.write({"k1": b"1"})
+    run("one")
+    bucket.write({"k1": b"2"})
+    with pytest.raises(StreamingQueryException, match="which has another checkpoint"):
+        run("two")
+    assert table.table().column("value").to_pylist() == [b"1"]
+    run("one")
+    assert table.table().column("value").to_pylist() == [b"2"]
+
+
 @pytest.mark.slow
 def test_a_table_and_a_second_bucket_are_right_after_a_crash_that_they_were_ahead_of(
     spark: Any, bucket: BucketUnderTest, own_node: Callable[..., NodeProcess], tmp_path: Path

@@ -21,12 +21,15 @@ import pytest
 from typer.testing import CliRunner
 
 from millstream.cli.main import application
+from millstream.pipelines.sinks.sql_staging import connected
 from pasted import SPARK, blocks_of, skip_without_programs
 from support.node.node_process import NodeProcess, free_port
+from support.pipelines.postgres import IS_INSTALLED, Postgres
 from support.pipelines.spark_bucket import BucketUnderTest
 
 pytestmark = pytest.mark.slow
 BUCKETS = ("flights", "copy", "orders", "events", "carriers", "flights-again")
+POSTGRES = "postgresql://etl@db.example.org:5432/warehouse"
 IN_PROCESS = ("millstream pipeline run ", "millstream pipeline verify ")
 
 
@@ -53,6 +56,8 @@ class Reader:
         blocks = [block for block in blocks_of(guide) if block.kind in ("python", "sh")]
         if guide == "README":
             blocks = [block for block in blocks if SPARK in block.text]
+        if not IS_INSTALLED:
+            blocks = [block for block in blocks if POSTGRES not in block.text]
         skip_without_programs(blocks)
         for block in blocks:
             try:
@@ -118,8 +123,24 @@ def test_the_readme(reader: Reader, capfd: pytest.CaptureFixture[str]) -> None:
     assert ("Wien" in shown, "Graz" in shown) == (True, False)
 
 
-def test_the_guide_to_spark(reader: Reader) -> None:
+@pytest.fixture
+def postgres() -> Iterator[str]:
+    """The address of a server; nothing where it is not installed."""
+    if not IS_INSTALLED:
+        yield ""
+        return
+    server = Postgres()
+    yield server.address
+    server.close()
+
+
+def test_the_guide_to_spark(reader: Reader, postgres: str) -> None:
+    reader.replaced[POSTGRES] = postgres
     assert reader.read("spark") > 10
+    if postgres:
+        with connected(postgres) as database:
+            ((count,),) = database.execute("SELECT count(*) FROM late_flights").fetchall()
+        assert count > 0
     node = BucketUnderTest(reader.env["MILLSTREAM_CONNECT"], "events")
     with node.client() as client:
         assert client.get("o1").value["carrier"] == "AA"

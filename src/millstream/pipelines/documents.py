@@ -272,16 +272,17 @@ class Documents:
         if not isinstance(target, SqlTarget):
             apply_changes(batch, batch_id, derived, self.source)
             return
-        target.fence(query_id_of(batch))
         try:
             apply_changes(batch, batch_id, derived, self.source)
         finally:
             target.close()  # undoes what has not been committed, so that its lock keeps nobody out
 
-    def apply_table(self, rows: pa.Table, batch_id: int, target: KeyedTarget) -> None:
+    def apply_table(
+        self, rows: pa.Table, batch_id: int, target: KeyedTarget, query_id: str
+    ) -> None:
         """Do the same with rows that were read."""
         derived = TransformingTarget(target, self._frames.derive)
-        apply_table(rows, batch_id, derived, self.source)
+        apply_table(rows, batch_id, derived, self.source, query_id)
 
     def stream(self) -> DataFrame:
         """Return the change stream."""
@@ -337,9 +338,8 @@ class Groups:
 
         def take(batch: DataFrame, batch_id: int) -> None:
             self._documents.apply(batch, batch_id, state)
-            if isinstance(target, SqlTarget):
-                target.fence(query_id_of(batch))
-            again(lambda: groups.update(batch_id), reconnect_s)
+            query_id = query_id_of(batch)
+            again(lambda: groups.update(batch_id, query_id), reconnect_s)
 
         return self._documents.start(take, checkpoint, name, trigger)
 

@@ -41,6 +41,7 @@ from millstream.pipelines.relation_frames import (
     Shape,
     United,
 )
+from millstream.pipelines.sinks.applying import query_id_of
 from millstream.pipelines.sinks.change_rows import check_columns
 from millstream.pipelines.sinks.relating import RelatingSink, SideTable
 from millstream.pipelines.sinks.repairing import KeyedTarget
@@ -61,7 +62,9 @@ class Side(Protocol):
     def stream(self) -> DataFrame:
         """Return the change stream."""
 
-    def apply_table(self, rows: pa.Table, batch_id: int, target: KeyedTarget) -> None:
+    def apply_table(
+        self, rows: pa.Table, batch_id: int, target: KeyedTarget, query_id: str
+    ) -> None:
         """Apply rows of the change stream to a target, by way of the steps."""
 
     def start(
@@ -132,10 +135,11 @@ class Relation:
 
         def take(batch: DataFrame, batch_id: int) -> None:
             rows = batch.select(*check_columns(batch.columns), _SIDE).toArrow()
+            query_id = query_id_of(batch)
             for number, (side, table) in enumerate(zip(self._sides, tables, strict=True)):
                 mine = rows.filter(pa.compute.equal(rows.column(_SIDE), number))
-                side.apply_table(mine.drop_columns([_SIDE]), batch_id, table)
-            again(lambda: sink.update(batch_id), max(waits))
+                side.apply_table(mine.drop_columns([_SIDE]), batch_id, table, query_id)
+            again(lambda: sink.update(batch_id, query_id), max(waits))
 
         streams = [
             side.stream().withColumn(_SIDE, F.lit(number))

@@ -26,10 +26,14 @@ class DictTarget:
         self.rows: dict[int, dict[str, tuple[Row, int]]] = {}
         self.states: dict[int, LoadState] = {}
         self.committed: list[int] = []
+        self.entered: list[tuple[int, str]] = []
 
     def begin(self, partitions: Collection[int], partition_count: int = 1) -> None:
         for p in partitions:
             self.rows.setdefault(p, {})
+
+    def enter(self, batch_id: int, query_id: str) -> None:
+        self.entered.append((batch_id, query_id))
 
     def state(self, partition: int) -> LoadState | None:
         return self.states.get(partition)

@@ -84,6 +84,10 @@ class FollowedTable:
 
     # -- writing
 
+    def enter(self, batch_id: int, query_id: str) -> None:
+        """Refuse a batch that cannot be the next one."""
+        self._inner.enter(batch_id, query_id)
+
     def begin(self, partitions: Collection[int], partition_count: int) -> None:
         """Begin a batch; what the one before left undecided is decided first (invariant 2)."""
         self._settle()

@@ -65,17 +65,24 @@ def apply_changes(
     rows = batch.select(*check_columns(batch.columns))
     if isinstance(target, SqlTarget):
         return _apply_staged(rows, batch_id, target, parse_options(source))
-    return apply_table(rows.toArrow(), batch_id, target, source)
+    return apply_table(rows.toArrow(), batch_id, target, source, query_id_of(rows))
 
 
 def apply_table(
-    table: pa.Table, batch_id: int, target: KeyedTarget, source: Mapping[str, str]
+    table: pa.Table,
+    batch_id: int,
+    target: KeyedTarget,
+    source: Mapping[str, str],
+    query_id: str = "",
 ) -> Applied:
-    """Apply the rows of a micro-batch; see `apply_changes`."""
+    """Apply the rows of a micro-batch; see `apply_changes` and `query_id_of`."""
     options = parse_options(source)
     with closing(BucketOrigin(options)) as origin:
         sink = RepairingSink(target, origin)
-        return again(lambda: sink.apply(rows_from(table), batch_id), options.reconnect_s)
+        return again(
+            lambda: sink.apply(rows_from(table), batch_id, query_id=query_id),
+            options.reconnect_s,
+        )
 
 
 def _apply_staged(
@@ -89,13 +96,13 @@ def _apply_staged(
         target: the store.
         options: of the source.
     """
-    target.fence(query_id_of(rows))
+    query_id = query_id_of(rows)
 
     def apply() -> Applied:
-        stage = target.open_stage(batch_id, options.reconnect_s)
+        stage = target.open_stage(batch_id, options.reconnect_s, query_id)
         reported = reported_from(rows.mapInArrow(stage.run, REPORT).toArrow())
         staged = target.staged(reported, is_unique=False)
-        return sink.apply(reported.marks, batch_id, staged)
+        return sink.apply(reported.marks, batch_id, staged, query_id)
 
     with closing(BucketOrigin(options)) as origin:
         sink = RepairingSink(target, origin)

@@ -10,6 +10,7 @@ Invariants:
 1. Companions are durable before documents are written; a batch has ended only when everything that
    it wrote or found is persisted on a majority of the copies, of partitions that have an owner, in
    the history in which it was written. Else it comes again.
+   One query writes a bucket under a name (`sinks.batch_order`); the head of partition -1 names it.
 2. A sweep is over, in the head, only after what it removes is removed, durably.
 3. Keys that begin so are not copied either: they are somebody's companions, or belong to a bucket.
 
@@ -35,8 +36,9 @@ from millstream.model.position import Position
 from millstream.pipelines.change_stream.control import open_again
 from millstream.pipelines.change_stream.options import SourceOptions, parse_options
 from millstream.pipelines.change_stream.reading import NodeRanges
+from millstream.pipelines.sinks.batch_order import Writer, next_writer
 from millstream.pipelines.sinks.companions import COMPANION_PREFIX, Ring, chunk_key, head_key
-from millstream.pipelines.sinks.repairing import Row, StoredVersion
+from millstream.pipelines.sinks.repairing import WHOLE, Row, StoredVersion
 from millstream.pipelines.sinks.writing import Persistence
 from millstream.upr.core.repair import LoadState
 from millstream.wire.mcbp import Datatype
@@ -69,6 +71,7 @@ class BucketTarget:
         self._persistence: Persistence | None = None
         self._rings: dict[int, Ring] = {}
         self._states: dict[int, LoadState] = {}
+        self._writer: Writer | None = None
         self._changes: dict[str, Write] = {}
         self._kept: dict[int, Callable[[], AbstractSet[str]]] = {}
         """Partitions of which other keys are removed at the end of the batch."""
@@ -85,6 +88,15 @@ class BucketTarget:
 
     # -- see `KeyedTarget` -------------------------------------------------------------------
 
+    def enter(self, batch_id: int, query_id: str) -> None:
+        """Refuse a batch that cannot be the next one."""
+        self._writer = next_writer(
+            self._rings[WHOLE].writer,
+            Writer(batch_id, query_id),
+            f"bucket {self._options.bucket!r} (as {self._name!r})",
+            "begin with a new checkpoint and an empty bucket, or another one",
+        )
+
     def begin(self, partitions: Collection[int], partition_count: int) -> None:
         """Read the companions of these partitions."""
         if self._is_unfinished:  # the batch before failed: partitions may be elsewhere by now
@@ -96,6 +108,7 @@ class BucketTarget:
         # Companions that are found, and keys that a sweep does not find, count on all of them.
         self._persistence.touched.update(self._persistence.partition_ids)
         self._changes, self._kept, self._loads_ended = {}, {}, set()
+        self._writer = None
         self._rings = self._read_rings(partitions)
         self._states = {p: ring.state for p, ring in self._rings.items() if ring.state is not None}
 
@@ -239,8 +252,11 @@ class BucketTarget:
         """Make entries durable: chunks first, then the heads that name them."""
         heads: list[tuple[str, bytes]] = []
         chunks: list[tuple[str, bytes]] = []
-        for p, ring in self._rings.items():
-            head, added = ring.encode(states[p])
+        for p in sorted(self._rings, reverse=True):  # the bucket as a whole comes last
+            ring = self._rings[p]
+            if p == WHOLE and (heads or self._changes):
+                ring.writer = self._writer
+            head, added = ring.encode(states.get(p, LoadState()))
             chunks += [(chunk_key(self._name, p, n), body) for n, body in added.items()]
             if head is not None:
                 heads.append((head_key(self._name, p), head))

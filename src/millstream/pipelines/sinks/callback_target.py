@@ -90,6 +90,9 @@ class CallbackTarget:
         self._read = self._load()
         self._states = dict(self._read)
 
+    def enter(self, batch_id: int, query_id: str) -> None:
+        """Take any batch: the state file lies beside the checkpoint, and the store is not ours."""
+
     def state(self, partition: int) -> LoadState | None:
         """Return what was set last."""
         return self._states.get(partition)

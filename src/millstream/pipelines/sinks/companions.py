@@ -26,6 +26,7 @@ from typing import Final
 
 import msgspec
 
+from millstream.pipelines.sinks.batch_order import Writer
 from millstream.pipelines.sinks.repairing import StoredVersion
 from millstream.upr.core.repair import LoadState
 
@@ -37,13 +38,18 @@ CHUNK_ENTRIES: Final = 20_000
 
 
 class Head(msgspec.Struct):
-    """The content of a head."""
+    """The content of a head.
+
+    `writer`: in that of the bucket as a whole (`repairing.WHOLE`), the newest batch that wrote
+    anything.
+    """
 
     state: LoadState
     entries: list[StoredVersion] = []
     chunks: list[int] = []
     next_chunk: int = 0
     stale: list[int] = []
+    writer: Writer | None = None
 
 
 _HEADS: Final = msgspec.msgpack.Decoder(Head)
@@ -67,6 +73,8 @@ class Ring:
         self.state = None if head is None else head.state
         self.stale: list[int] = []
         """Chunks that the newest head supersedes."""
+        self.writer = None if head is None else head.writer
+        """What the next head names."""
         self.left: list[int] = [] if head is None else head.stale
         """Chunks that the head that was read supersedes: there still if its batch was cut off."""
         self._head = head or Head(LoadState())
@@ -135,11 +143,12 @@ class Ring:
     def encode(self, state: LoadState) -> tuple[bytes | None, dict[int, bytes]]:
         """Return the head to be written, None if it is there already, and new chunks by number."""
         head = self._head
-        if state == self.state and not self._added and not self._has_dropped:
+        is_same = state == self.state and self.writer == head.writer
+        if is_same and not self._added and not self._has_dropped:
             return None, {}
         entries = [entry for held in self._by_key.values() for entry in held]
         chunks: dict[int, bytes] = {}
-        after = Head(state, next_chunk=head.next_chunk)
+        after = Head(state, next_chunk=head.next_chunk, writer=self.writer)
         if len(entries) <= CHUNK_ENTRIES:
             after.entries = entries
         else:

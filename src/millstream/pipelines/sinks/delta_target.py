@@ -6,11 +6,13 @@
 The table has the columns of the source and `load`, partitioned by `partition`. Who reads it takes
 the rows with `op = 'put'`: deletions are kept as rows of their own, and a row with op `state`
 holds what is known of its partition (`rev` the load, `seqno` the floor, `flags` 1 while loading).
+In the row of partition -1 `value` is a JSON array of the newest batch that changed anything and
+the id of its query.
 
 Invariants:
 1. A batch is one version of the table, states included; one that changes nothing makes none.
-2. One query writes a table. What another writer commits meanwhile to the same rows fails the
-   batch.
+2. One query writes a table (`sinks.batch_order`). What another writer commits meanwhile to the
+   same rows fails the batch.
 3. Old files are left to `vacuum`, small ones to `optimize`, which are the owner's to run.
 
 Cost: O(rows of the partitions that a batch changes) to read, the files with changed rows to write.
@@ -25,9 +27,11 @@ from importlib import import_module
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
+import msgspec
 import pyarrow as pa
 
 from millstream.errors import UnavailableError, UsageError
+from millstream.pipelines.sinks.batch_order import Writer
 from millstream.pipelines.sinks.keyed_table import (
     TABLE_SCHEMA,
     VERSION_COLUMNS,
@@ -36,7 +40,7 @@ from millstream.pipelines.sinks.keyed_table import (
     held_from,
     loaded_table,
 )
-from millstream.pipelines.sinks.repairing import OP_PUT, Row
+from millstream.pipelines.sinks.repairing import OP_PUT, WHOLE, Row
 from millstream.upr.core.repair import LoadState
 
 if TYPE_CHECKING:
@@ -47,6 +51,7 @@ __all__ = ["DeltaTarget", "delta_package"]
 OP_STATE: Final = "state"
 OP_GONE: Final = "gone"
 """Only in what is merged: a row that is to be removed."""
+_WRITERS: Final = msgspec.json.Decoder(Writer)
 _WRITER: Final = "millstream"
 """Under this name the table counts its batches, by which Delta tells two writers apart, too."""
 
@@ -64,12 +69,13 @@ class DeltaTarget(KeyedTable):
     """
 
     def __init__(self, path: str | Path, storage_options: Mapping[str, str] | None = None) -> None:
-        super().__init__()
+        super().__init__(f"the Delta table {path}")
         self._lake = delta_package()
         self._failures = (self._lake.exceptions.DeltaError, OSError)
         self._path = str(path)
         self._options = dict(storage_options or {})
         self._began: dict[int, LoadState] = {}
+        self._last: Writer | None = None
         self._table = self._opened()
 
     def __reduce__(self) -> tuple[type[DeltaTarget], tuple[str, dict[str, str]]]:
@@ -90,12 +96,19 @@ class DeltaTarget(KeyedTable):
     def begin(self, partitions: Collection[int], partition_count: int) -> None:
         """Begin a batch from what is there."""
         self._refresh()
-        found = self._read(f"op = '{OP_STATE}'", ["partition", "rev", "seqno", "flags"])
+        wanted = ["partition", "rev", "seqno", "flags", "value"]
+        found = self._read(f"op = '{OP_STATE}'", wanted).to_pylist()
         self._began = {
             row["partition"]: LoadState(row["rev"], row["seqno"], bool(row["flags"]))
-            for row in found.to_pylist()
+            for row in found
         }
+        writers = (row["value"] for row in found if row["partition"] == WHOLE and row["value"])
+        self._last = next(map(_WRITERS.decode, writers), None)
         self.restart(self._began)
+
+    def last_writer(self) -> Writer | None:
+        """Return what the table had when the batch began."""
+        return self._last
 
     def stored_versions(self, partition: int) -> Held:
         """Return what the table has."""
@@ -108,7 +121,7 @@ class DeltaTarget(KeyedTable):
         Raises:
             UnavailableError: `target_changed`: another writer came first; `table_unreachable`.
         """
-        rows = [*self._rows_to_merge()]
+        rows = self._rows_to_merge(Writer(batch_id, self.query_id))
         if not rows:
             return
         partitions = sorted({row.partition for row, _ in rows})
@@ -148,14 +161,20 @@ class DeltaTarget(KeyedTable):
 
     # -- private -----------------------------------------------------------------------------
 
-    def _rows_to_merge(self) -> list[tuple[Row, int]]:
+    def _rows_to_merge(self, writer: Writer) -> list[tuple[Row, int]]:
+        """Return what changed; if anything did, with who changed it."""
         rows = [pair for changed in self.changed.values() for pair in changed.values()]
         for partition, keys in self.gone.items():
             rows.extend((Row(OP_GONE, partition, 0, 0, key), 0) for key in sorted(keys))
-        for p, state in self.states.items():
-            if state != self._began.get(p):
-                load, floor, loading = state
-                rows.append((Row(OP_STATE, p, 0, floor, rev=load, flags=int(loading)), load))
+        rows += [
+            _state_row(p, state)
+            for p, state in self.states.items()
+            if p != WHOLE and state != self._began.get(p)
+        ]
+        whole = self.states.get(WHOLE)
+        if rows or whole != self._began.get(WHOLE):
+            row, load = _state_row(WHOLE, whole or LoadState())
+            rows.append((row._replace(value=msgspec.json.encode(writer)), load))
         return rows
 
     def _opened(self) -> Any:
@@ -201,6 +220,11 @@ class DeltaTarget(KeyedTable):
             f"the Delta table {self._path} cannot be read or written: {error}",
             code="table_unreachable",
         )
+
+
+def _state_row(partition: int, state: LoadState) -> tuple[Row, int]:
+    load, floor, loading = state
+    return Row(OP_STATE, partition, 0, floor, rev=load, flags=int(loading)), load
 
 
 def _commits(table: Any) -> int:

@@ -33,7 +33,7 @@ import pyarrow as pa
 from millstream.client.documents import FLAGS_JSON
 from millstream.model.limits import KEY_BYTES_MAX
 from millstream.pipelines.sinks.parquet_target import ParquetTarget
-from millstream.pipelines.sinks.repairing import OP_DELETE, OP_PUT, KeyedTarget, Row
+from millstream.pipelines.sinks.repairing import OP_DELETE, OP_PUT, WHOLE, KeyedTarget, Row
 from millstream.upr.core.repair import LoadState
 from millstream.wire.mcbp import Datatype
 
@@ -83,12 +83,17 @@ class GroupingSink:
         self._results = results
         self._is_whole = False
 
-    def update(self, batch_id: int) -> None:
-        """Compute the groups that the last batch of the table concerns."""
+    def update(self, batch_id: int, query_id: str = "") -> None:
+        """Compute the groups that the last batch of the table concerns.
+
+        Raises:
+            UsageError: `other_checkpoint`: another query writes the store.
+        """
         if self._is_whole and not self._state.touched:
             return
         found = self._results(self._state.touched if self._is_whole else None)
-        self._target.begin([0], 1)
+        self._target.begin([WHOLE, 0], 1)
+        self._target.enter(batch_id, query_id)
         before = self._target.state(0) or LoadState(load=0)
         load = before.load + 1
         self._target.set_state(0, LoadState(load))

@@ -24,6 +24,7 @@ from typing import Final
 import pyarrow as pa
 
 from millstream.pipelines.change_stream.schema import ARROW_SCHEMA
+from millstream.pipelines.sinks.batch_order import Writer, next_writer
 from millstream.pipelines.sinks.change_rows import table_of
 from millstream.pipelines.sinks.repairing import OP_PUT, Row, StoredVersion
 from millstream.upr.core.repair import LoadState
@@ -43,10 +44,15 @@ class KeyedTable(ABC):
     """All of `repairing.KeyedTarget` but `begin` and `commit`.
 
     `states`: of all partitions. `changed`: rows to be put, with their load, and `gone`: keys to be
-    removed, by partition.
+    removed, by partition. `query_id`: of the query that writes it; empty for not known.
+
+    Args:
+        name: as errors name it.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, name: str) -> None:
+        self._name = name
+        self.query_id = ""
         self.restart({})
 
     def restart(self, states: Mapping[int, LoadState]) -> None:
@@ -55,6 +61,16 @@ class KeyedTable(ABC):
         self.changed: dict[int, dict[str, tuple[Row, int]]] = {}
         self.gone: dict[int, set[str]] = {}
         self._held: dict[int, Held] = {}
+
+    @abstractmethod
+    def last_writer(self) -> Writer | None:
+        """Return the newest batch that the table has a record of."""
+
+    def enter(self, batch_id: int, query_id: str) -> None:
+        """Refuse a batch that cannot be the next one."""
+        anew = "begin with a new checkpoint and an empty table, or another one"
+        this = Writer(batch_id, query_id)
+        self.query_id = next_writer(self.last_writer(), this, self._name, anew).query
 
     @abstractmethod
     def stored_versions(self, partition: int) -> Held:

@@ -13,7 +13,8 @@ Invariants:
    reads sees all of a batch or nothing.
 2. A file never changes. What `_current` named before the last batch is kept for readers that have
    begun; what it named earlier, or never, is removed.
-3. One query writes a table. A second one that replaced `_current` meanwhile is noticed: the batch
+3. One query writes a table (`sinks.batch_order`): `_current` names it, and its newest batch that
+   changed anything. A second one that replaced `_current` meanwhile is noticed, too: the batch
    fails and changes nothing.
 
 Cost: a batch writes the files of the partitions that it changes anew, O(rows of these).
@@ -37,6 +38,7 @@ import pyarrow.parquet as pq
 
 from millstream.errors import CorruptionError, UnavailableError
 from millstream.pipelines.classic import require_classic
+from millstream.pipelines.sinks.batch_order import Writer
 from millstream.pipelines.sinks.keyed_table import (
     TABLE_SCHEMA,
     VERSION_COLUMNS,
@@ -66,10 +68,14 @@ class _Part(msgspec.Struct, omit_defaults=True):
 
 
 class _Current(msgspec.Struct):
-    """The content of `_current`; `files_before`: what the one before it named."""
+    """The content of `_current`; `files_before`: what the one before it named.
+
+    `query`: of the batch; empty for not known, as in what earlier releases wrote.
+    """
 
     v: int = _VERSION
     batch: int = -1
+    query: str = ""
     parts: dict[int, _Part] = {}
     files_before: list[str] = []
 
@@ -88,7 +94,7 @@ class ParquetTarget(KeyedTable):
         self._path = Path(path)
         self._path.mkdir(parents=True, exist_ok=True)
         self._read_text, self._current = self._load()
-        super().__init__()
+        super().__init__(f"table {self._path}")
 
     def __reduce__(self) -> tuple[type[ParquetTarget], tuple[Path]]:
         """Open anew, where Spark Connect brings it to."""
@@ -126,6 +132,11 @@ class ParquetTarget(KeyedTable):
         self._read_text, self._current = self._load()
         self.restart({p: part.state for p, part in self._current.parts.items()})
 
+    def last_writer(self) -> Writer | None:
+        """Return what `_current` has."""
+        found = self._current
+        return Writer(found.batch, found.query) if found.batch >= 0 else None
+
     def commit(self, batch_id: int) -> None:
         """Write the files that changed, then `_current`.
 
@@ -137,7 +148,9 @@ class ParquetTarget(KeyedTable):
             return
         sync_directory(self._path)
         before = _files(self._current)
-        after = _Current(batch=batch_id, parts=parts, files_before=sorted(before))
+        after = _Current(
+            batch=batch_id, query=self.query_id, parts=parts, files_before=sorted(before)
+        )
         if self._load()[0] != self._read_text:
             raise UnavailableError(
                 f"{self._path}: another query has written this table; stop one of them",

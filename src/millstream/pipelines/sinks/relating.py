@@ -39,7 +39,7 @@ from millstream.errors import CorruptionError, UsageError
 from millstream.model.partitions import partition_of
 from millstream.pipelines.sinks.grouping import computed_row
 from millstream.pipelines.sinks.parquet_target import ParquetTarget
-from millstream.pipelines.sinks.repairing import KeyedTarget, Row
+from millstream.pipelines.sinks.repairing import WHOLE, KeyedTarget, Row
 from millstream.runtime.files import write_atomically
 from millstream.upr.core.repair import LoadState
 
@@ -110,20 +110,22 @@ class RelatingSink:
         self._marker = self._read()
         self._pin()
 
-    def update(self, batch_id: int) -> None:
+    def update(self, batch_id: int, query_id: str = "") -> None:
         """Write the rows that the tables' last batches concern.
 
         Raises:
-            UsageError: `other_checkpoint`: the store is not the one of the tables.
+            UsageError: `other_checkpoint`: the store is not the one of the tables, or another
+                query writes it.
         """
         if len(self._marker.snapshots) > 1:
-            self._bring(batch_id, self._marker.snapshots[-1])
-        self._bring(batch_id, tuple(table.snapshot() for table in self._tables))
+            self._bring(batch_id, query_id, self._marker.snapshots[-1])
+        self._bring(batch_id, query_id, tuple(table.snapshot() for table in self._tables))
 
-    def _bring(self, batch_id: int, now: Snapshot) -> None:
+    def _bring(self, batch_id: int, query_id: str, now: Snapshot) -> None:
         """Bring the store to a snapshot; invariants 1 and 3."""
         known = self._marker.snapshots
-        self._target.begin(range(PARTS), PARTS)
+        self._target.begin([WHOLE, *range(PARTS)], PARTS)
+        self._target.enter(batch_id, query_id)
         load = self._load()
         changed: Iterator[tuple[str, bytes | None]] = iter(())
         if known != (now,):

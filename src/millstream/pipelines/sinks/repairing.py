@@ -25,6 +25,8 @@ Invariants:
 8. The first batch, even an empty one, leaves a state of the partition `WHOLE`, which no source
    has. A later batch that finds no state of any partition has another store, or one that lost
    earlier batches: it is refused.
+9. A store that has batches of another query, or later ones, refuses the batch before it changes
+   anything (`sinks.batch_order`).
 
 Elsewhere: rollback rows (`pipelines.change_stream.planner`, `pipelines.change_stream.ranges`), the
 source's side (`sinks.origin`), stores (`sinks.bucket_target`, `sinks.parquet_target`,
@@ -131,6 +133,13 @@ class KeyedTarget(Protocol):
     def begin(self, partitions: Collection[int], partition_count: int) -> None:
         """Begin a batch that concerns these partitions of as many as the source has."""
 
+    def enter(self, batch_id: int, query_id: str) -> None:
+        """Refuse a batch that cannot be the next one, by `batch_order.next_writer`.
+
+        Keep its number and query with what else the batch changes. `WHOLE` is among the
+        partitions that have begun.
+        """
+
     def state(self, partition: int) -> LoadState | None:
         """Return what was set last; None if nothing of the partition was ever applied."""
 
@@ -217,7 +226,11 @@ class RepairingSink:
         self._fetched = 0
 
     def apply(
-        self, rows: Iterable[Row], batch_id: int = 0, staged: Staged | None = None
+        self,
+        rows: Iterable[Row],
+        batch_id: int = 0,
+        staged: Staged | None = None,
+        query_id: str = "",
     ) -> Applied:
         """Apply the rows of one batch, in any order, and commit.
 
@@ -225,10 +238,11 @@ class RepairingSink:
             rows: all of them; mark rows only, if the changes are staged.
             batch_id: as Spark gives it.
             staged: the changes, if the store has them.
+            query_id: as Spark keeps it in the checkpoint; empty for not known.
 
         Raises:
-            UsageError: `other_checkpoint`: the target knows a later load of a partition, or lacks
-                what the batches before have written.
+            UsageError: `other_checkpoint`: the target has batches of another query or later ones,
+                knows a later load of a partition, or lacks what the batches before have written.
         """
         rollbacks, sweeps = [], []
         changes: dict[int, list[Row]] = {}
@@ -242,7 +256,7 @@ class RepairingSink:
         counted = staged.changes if staged else {p: _counted(rows) for p, rows in changes.items()}
         partitions = sorted({*counted, *(row.partition for row in rollbacks + sweeps)})
         self._fetched = 0
-        self._begin(partitions, batch_id)
+        self._begin(partitions, batch_id, query_id)
         positions = self._origin.positions(partitions) if partitions else {}
         for p in partitions:
             if self._target.state(p) is None:
@@ -262,10 +276,11 @@ class RepairingSink:
         deletions = sum(found.deletions for found in counted.values())
         return Applied(puts, deletions, len(rollbacks), self._fetched, len(sweeps))
 
-    def _begin(self, partitions: Sequence[int], batch_id: int) -> None:
-        """Begin the batch in the target; invariant 8."""
+    def _begin(self, partitions: Sequence[int], batch_id: int, query_id: str) -> None:
+        """Begin the batch in the target; invariants 8 and 9."""
         count = self._origin.partition_count
         self._target.begin([WHOLE, *partitions], count)
+        self._target.enter(batch_id, query_id)
         if batch_id > 0 and not self._has_state([WHOLE, *partitions]):
             # Filled by a release without that state, or given no empty batches?
             self._target.begin([WHOLE, *range(count)], count)
@@ -278,6 +293,7 @@ class RepairingSink:
                     code="other_checkpoint",
                 )
             self._target.begin([WHOLE, *partitions], count)
+            self._target.enter(batch_id, query_id)
         if self._target.state(WHOLE) is None:
             self._target.set_state(WHOLE, LoadState())
 

@@ -13,9 +13,9 @@ Invariants:
 2. Rows of a batch go from the executors to a staging table of this attempt, and from there by one
    statement into the table; the driver has none of them. What a rollback undoes is fetched by the
    driver, as much at once as a partition has lost.
-3. One query writes a table: another is refused, and so is a batch below the newest one, or one
-   that does not follow it. Writers exclude each other by a lock that ends with their transaction;
-   a connection lasts no longer.
+3. One query writes a table (`sinks.batch_order`). What tasks stage has to follow the newest
+   batch. Writers exclude each other by a lock that ends with their transaction; a connection lasts
+   no longer.
 4. Staged rows that are not all there any more are never applied: the batch is staged again.
 
 Elsewhere: which rows (`sinks.repairing`), statements (`sinks.sql_text`), tasks
@@ -34,6 +34,7 @@ from typing import TYPE_CHECKING, Any
 import pyarrow as pa
 
 from millstream.errors import UsageError
+from millstream.pipelines.sinks.batch_order import Writer, next_writer
 from millstream.pipelines.sinks.keyed_table import TABLE_SCHEMA
 from millstream.pipelines.sinks.repairing import WHOLE, Row, Staged, StoredVersion
 from millstream.pipelines.sinks.sql_staging import (
@@ -110,24 +111,25 @@ class SqlTarget:
 
     # -- staged rows: see `repairing.StagingTarget` ------------------------------------------
 
-    def fence(self, query_id: str) -> None:
-        """Say which query writes from now on: another one's table is refused.
+    def open_stage(self, batch_id: int, reconnect_s: float, query_id: str = "") -> Stage:
+        """Make a staging table for an attempt of a batch; remove those of earlier ones.
 
         Args:
+            batch_id: as Spark gives it.
+            reconnect_s: how long tasks wait for the database.
             query_id: as Spark keeps it in the checkpoint; empty for not known.
-        """
-        self._query_id = query_id
-
-    def open_stage(self, batch_id: int, reconnect_s: float) -> Stage:
-        """Make a staging table for an attempt of a batch; remove those of earlier ones.
 
         Raises:
             UsageError: `other_checkpoint`.
             UnavailableError: `table_unreachable`, `target_changed`.
         """
         self.begin([], 0)
-        with self._told():
-            self._check_batch(batch_id)
+        self._check_batch(
+            Writer(batch_id, query_id),
+            gap="Was the database restored, or the checkpoint set to another offset? Begin a new "
+            "checkpoint with an empty table; or, if nothing is missing, UPDATE "
+            f"{self._sql.name}_positions SET batch = {batch_id - 1} WHERE partition = {WHOLE}",
+        )
         self._drop_leftovers()
         self._staging = f"{self._sql.staged_prefix}{secrets.token_hex(8)}"
         self._run(self._sql.create_staging(self._staging))
@@ -167,7 +169,6 @@ class SqlTarget:
         """Begin a transaction, in which this query alone writes.
 
         Raises:
-            UsageError: `other_checkpoint`.
             UnavailableError: `table_unreachable`, `target_changed`.
         """
         self._open()
@@ -175,8 +176,11 @@ class SqlTarget:
         self._run(self._sql.lock)
         found = self._run(self._sql.states, [[WHOLE, *partitions]])
         self._states = {p: LoadState(*state) for p, *state in found}
-        with self._told():
-            self._last_batch()
+        self._query_id = ""
+
+    def enter(self, batch_id: int, query_id: str) -> None:
+        """Refuse a batch that cannot be the next one."""
+        self._query_id = self._check_batch(Writer(batch_id, query_id)).query
 
     def state(self, partition: int) -> LoadState | None:
         """Return what was set last."""
@@ -227,12 +231,9 @@ class SqlTarget:
         """Make the batch visible, as a whole.
 
         Raises:
-            UsageError: `other_checkpoint`.
             UnavailableError: `table_unreachable`: it may have been made visible, too; the batch
                 comes again.
         """
-        with self._told():
-            self._check_batch(batch_id, may_skip=True)
         self._write_states()
         self._run(self._sql.set_batch, [batch_id, self._query_id])
         if self._staging:
@@ -290,41 +291,14 @@ class SqlTarget:
                 cursor.executemany(self._sql.set_state, lines)
         self._changed = {}
 
-    def _last_batch(self) -> int | None:
-        """Return the newest batch, if it is of this query or nobody's; invariant 3."""
+    def _check_batch(self, this: Writer, gap: str = "") -> Writer:
+        """Return what is to be kept of a batch, if it may come next; invariant 3."""
         found = self._run(self._sql.last_batch)
-        if not found:
-            return None
-        ((batch, query_id),) = found
-        if query_id and self._query_id and query_id != self._query_id:
-            raise UsageError(
-                f"table {self._sql.name} was filled by a query with another checkpoint "
-                f"({query_id}; this one is {self._query_id}). Give this query a table of its own, "
-                f"or begin with an empty one: drop {self._sql.name} and "
-                f"{self._sql.name}_positions",
-                code="other_checkpoint",
-            )
-        return int(batch)
-
-    def _check_batch(self, batch_id: int, *, may_skip: bool = False) -> None:
-        newest = self._last_batch()
-        if newest is None or batch_id in (newest, newest + 1):
-            return
-        if batch_id < newest:
-            raise UsageError(
-                f"this is batch {batch_id}, but table {self._sql.name} has batch {newest}: the "
-                "checkpoint is an older copy. Go on with the newest one",
-                code="other_checkpoint",
-            )
-        if not may_skip:
-            raise UsageError(
-                f"this is batch {batch_id}, but table {self._sql.name} has batch {newest} and "
-                "nothing of those between: was the database restored, or the checkpoint set to "
-                "another offset? Begin a new checkpoint with an empty table; or, if nothing is "
-                f"missing, UPDATE {self._sql.name}_positions SET batch = {batch_id - 1} WHERE "
-                f"partition = {WHOLE}",
-                code="other_checkpoint",
-            )
+        last = Writer(found[0][0], found[0][1] or "") if found else None
+        name = self._sql.name
+        anew = f"begin with a new one and another table, or drop {name} and {name}_positions"
+        with self._told():
+            return next_writer(last, this, f"table {name}", anew, gap=gap)
 
     def _drop_leftovers(self) -> None:
         for (name,) in self._run(self._sql.leftovers, [self._sql.staged_prefix]):

@@ -32,6 +32,7 @@ from millstream.client.documents import Document, Durability, Key, Stored
 from millstream.client.writes import Write
 from millstream.errors import ConditionError, MillstreamError, UnavailableError, UsageError
 from millstream.pipelines.change_stream.patience import ask_again
+from millstream.pipelines.sinks.batch_order import Writer, next_writer
 from millstream.pipelines.sinks.sink_options import SINK_PREFIX
 from millstream.pipelines.sinks.staging import Segment, chunk_keys, rows_of_chunk
 from millstream.pipelines.sinks.writing import Persistence, SinkBucket
@@ -163,30 +164,14 @@ class TransactionalSink:
 
     def _check(self, header: Header | None, batch_id: int, query_id: str) -> None:
         """Refuse a batch that cannot be the next one, or the newest again."""
-        newest = -1 if header is None else header.batch
-        what = f"sink {self._sink_id!r} of bucket {self._bucket.bucket!r}"
-        if header is not None and header.query != query_id:
-            reason = (
-                f"{what} was written by the query {header.query}, up to batch {newest}, this is "
-                f"query {query_id}: its checkpoint is another one. Go on with the checkpoint of "
-                "before, or begin anew with another sinkId"
-            )
-        elif batch_id < newest:
-            reason = (
-                f"{what} has batch {newest}, this is batch {batch_id}: the checkpoint is an "
-                "older copy. Go on with the newest, or begin anew with a new one and another "
-                "sinkId"
-            )
-        elif batch_id > newest + 1:
-            reason = (
-                f"{what} has {f'batch {newest}' if header else 'no batch'}, this is batch "
-                f"{batch_id}: those between are not there. Was the bucket made anew or restored, "
-                "or was the query no transactional one before? Begin with a new checkpoint and "
-                "another sinkId"
-            )
-        else:
-            return
-        raise UsageError(reason, code="other_checkpoint")
+        next_writer(
+            Writer(-1) if header is None else Writer(header.batch, header.query),
+            Writer(batch_id, query_id),
+            f"sink {self._sink_id!r} of bucket {self._bucket.bucket!r}",
+            "begin with a new one and another sinkId",
+            gap="Was the bucket made anew or restored, or was the query no transactional one "
+            "before? Begin with a new checkpoint and another sinkId",
+        )
 
     def _list(self, header: Header, cas: int) -> int:
         """Commit: let the header list the segments of a batch; return its CAS."""

@@ -51,6 +51,10 @@ class TransformingTarget:
         self._held = {}
         self._target.begin(partitions, partition_count)
 
+    def enter(self, batch_id: int, query_id: str) -> None:
+        """Refuse a batch that cannot be the next one."""
+        self._target.enter(batch_id, query_id)
+
     def state(self, partition: int) -> LoadState | None:
         """Return what was set last."""
         return self._target.state(partition)

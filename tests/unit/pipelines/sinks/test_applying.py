@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -21,6 +22,12 @@ class Frame:
     def __init__(self, rows: list[Row]) -> None:
         self.table = table_of(rows)
         self.reads = 0
+
+    @property
+    def sparkSession(self) -> Any:
+        """Tells the query."""
+        context = SimpleNamespace(getLocalProperty={"sql.streaming.queryId": "q"}.get)
+        return SimpleNamespace(sparkContext=context)
 
     @property
     def columns(self) -> list[str]:
@@ -56,6 +63,7 @@ def test_a_batch_is_read_once_and_counted(source: Origin) -> None:
     assert frame.reads == 1
     assert target.live(0) == {"a": b"1"}
     assert target.committed == [0]
+    assert target.entered == [(0, "q")]
     assert source.is_closed
 
 

@@ -28,12 +28,15 @@ class MemoryTable(KeyedTable):
     """A table that is an Arrow table, replaced by each batch."""
 
     def __init__(self) -> None:
-        super().__init__()
+        super().__init__("the table")
         self.rows = TABLE_SCHEMA.empty_table()
         self.kept: dict[int, LoadState] = {}
 
     def begin(self, partitions: Collection[int], partition_count: int) -> None:
         self.restart(self.kept)
+
+    def last_writer(self) -> None:
+        return None
 
     def stored_versions(self, partition: int) -> Held:
         mine = self.rows.filter(pa.compute.equal(self.rows.column("partition"), partition))

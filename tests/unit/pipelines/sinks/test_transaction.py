@@ -395,7 +395,7 @@ def test_endless_concurrent_writes_are_reported() -> None:
 @pytest.mark.parametrize(
     ("batch_id", "query_id", "said"),
     [
-        (2, "other", "its checkpoint is another one"),
+        (2, "other", "which has another checkpoint"),
         (0, "q", "the checkpoint is an older copy"),
         (3, "q", "those between are not there"),
     ],
