@@ -81,7 +81,7 @@ _NODE_RULES: Final = (
     _Rule(
         "coord_nodes_refused", "failed", "node_refused",
         "{n} nodes are refused: an older directory, or a second copy of one, was started.",
-        "Stop the copy, or set the directory back to its newest state.",
+        "Stop the copy. A directory that was set back is put aside, and the node joins anew.",
     ),
     _Rule(
         "coord_disk_full", "failed", "coordination_disk_full",
