@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any, ClassVar
 
 import pytest
@@ -77,6 +78,10 @@ class Spark:
 
 class Batch:
     """A micro-batch."""
+
+    sparkSession = SimpleNamespace(
+        sparkContext=SimpleNamespace(getLocalProperty={"sql.streaming.queryId": "q"}.get)
+    )
 
     def __init__(self, rows: list[Row]) -> None:
         self.table = table_of(rows)
@@ -207,7 +212,8 @@ def test_a_target_of_groups_that_is_away_is_given_them_again(
         def __init__(self, *_: Any) -> None:
             self.schema = SCHEMA
 
-        def update(self, batch_id: int) -> None:
+        def update(self, batch_id: int, query_id: str) -> None:
+            assert query_id == "q"
             self.updated.append(batch_id)
             if len(self.updated) == 1:
                 raise UnavailableError("the node restarts", code="connection_closed")
