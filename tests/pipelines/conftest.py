@@ -1,8 +1,8 @@
 """Fixtures of the suites that run Spark: one session, one node, a bucket for each test.
 
 `spark`: the session of the whole run. `shared_node`: a node. `bucket`: a `BucketUnderTest` of it,
-with four partitions, that no other test has had. `own_node`: makes nodes that a test may stop,
-kill and start again at the same address.
+with four partitions, that no other test has had. `make_bucket`: makes more of them. `own_node`:
+makes nodes that a test may stop, kill and start again at the same address.
 """
 
 import itertools
@@ -38,14 +38,22 @@ def shared_node(tmp_path_factory: pytest.TempPathFactory) -> Iterator[NodeProces
 
 
 @pytest.fixture
-def bucket(shared_node: NodeProcess) -> BucketUnderTest:
-    name = f"b{next(_numbers)}"
-    page = f"http://{shared_node.ready['http']}/_millstream/buckets/{name}"
-    content = b'{"partitions":%d}' % PARTITIONS
-    asked = Request(page, content, {"Content-Type": "application/json"}, method="PUT")
-    with urlopen(asked) as answer:
-        assert answer.status == 201
-    return BucketUnderTest(shared_node.ready["kv"], name)
+def make_bucket(shared_node: NodeProcess) -> Callable[[], BucketUnderTest]:
+    def make() -> BucketUnderTest:
+        name = f"b{next(_numbers)}"
+        page = f"http://{shared_node.ready['http']}/_millstream/buckets/{name}"
+        content = b'{"partitions":%d}' % PARTITIONS
+        asked = Request(page, content, {"Content-Type": "application/json"}, method="PUT")
+        with urlopen(asked) as answer:
+            assert answer.status == 201
+        return BucketUnderTest(shared_node.ready["kv"], name)
+
+    return make
+
+
+@pytest.fixture
+def bucket(make_bucket: Callable[[], BucketUnderTest]) -> BucketUnderTest:
+    return make_bucket()
 
 
 @pytest.fixture

@@ -143,7 +143,7 @@ def test_a_transactional_stream_survives_failing_commits_and_kills(
     assert (header["batch"], header["is_applied"]) == (2, True)
     left = bucket.batch(spark, "op string, key string").where("op = 'put'").collect()
     assert [row.key for row in left if row.key.startswith("_")] == [HEADER]
-    with pytest.raises(StreamingQueryException, match="its checkpoint is another one"):
+    with pytest.raises(StreamingQueryException, match="which has another checkpoint"):
         run(changes(spark, folder), bucket, tmp_path / "new checkpoint", **TRANSACTIONAL)
 
 

@@ -335,7 +335,10 @@ def test_a_crash_that_lost_nothing_read_is_no_failure(
 
 
 def test_a_checkpoint_of_another_bucket_is_refused(
-    spark: Any, bucket: BucketUnderTest, shared_node: NodeProcess, tmp_path: Path
+    spark: Any,
+    bucket: BucketUnderTest,
+    make_bucket: Callable[[], BucketUnderTest],
+    tmp_path: Path,
 ) -> None:
     bucket.write({"a": b"1"})
     state = KeyedState()
@@ -343,9 +346,8 @@ def test_a_checkpoint_of_another_bucket_is_refused(
     other = BucketUnderTest(bucket.address, "default-of-no-test")
     with pytest.raises(StreamingQueryException, match="no bucket 'default-of-no-test'"):
         state.run_to_end(other.stream(spark), tmp_path / "checkpoint")
-    other = BucketUnderTest(bucket.address, "b39")
     with pytest.raises(StreamingQueryException, match="the offset is one of bucket"):
-        state.run_to_end(other.stream(spark), tmp_path / "checkpoint")
+        state.run_to_end(make_bucket().stream(spark), tmp_path / "checkpoint")
 
 
 def test_wrong_options_fail_a_query(spark: Any, bucket: BucketUnderTest, tmp_path: Path) -> None:
