@@ -56,10 +56,13 @@ def test_the_menu_of_a_small_screen_opens_and_closes(console: Console) -> None:
 
 def test_the_choice_of_colours_is_kept(console: Console) -> None:
     page = console.open("overview")
+    chosen = page.locator("html")
     page.get_by_label("Colours").select_option("dark")
+    expect(chosen).to_have_attribute("data-theme", "dark")
     dark = page.evaluate("getComputedStyle(document.body).backgroundColor")
     page.reload()
     console.settled()
     assert page.evaluate("getComputedStyle(document.body).backgroundColor") == dark
     page.get_by_label("Colours").select_option("light")
+    expect(chosen).to_have_attribute("data-theme", "light")
     assert page.evaluate("getComputedStyle(document.body).backgroundColor") != dark
