@@ -9,7 +9,7 @@ Elsewhere: the streams (`upr.core.producer`), leases (`kv.core.leases`).
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Mapping
+from collections.abc import AsyncIterator, Mapping, Sequence
 from typing import Any, Final, TypedDict
 
 import msgspec
@@ -18,7 +18,7 @@ from aiohttp import web
 from millstream.gateway.aio.answers import NODE_API, require
 from millstream.gateway.aio.describing import gives
 from millstream.gateway.aio.streaming import stream
-from millstream.gateway.core.api.readers import ReaderStatus
+from millstream.gateway.core.api.readers import ReaderStatus, StreamAt
 from millstream.runtime.pace import Turns
 
 __all__ = ["KINDS", "kind_of", "routes"]
@@ -30,17 +30,6 @@ KINDS: Final = (
     ("millstream-bulk-", "bulk"),
 )
 """How the names of our own readers begin, and what these are; Spark reads in bulk."""
-
-
-class StreamTold(TypedDict):
-    """Where a reader is in a partition; `lag_s` is null where it is not known."""
-
-    partition: int
-    state: str
-    sent_seqno: int
-    uuid: str
-    lag: int
-    lag_s: float | None
 
 
 class ReaderTold(TypedDict):
@@ -56,7 +45,7 @@ class ReaderTold(TypedDict):
     last_rollback: Mapping[str, int] | None
     bytes_waiting: int
     sent_bytes: int
-    streams: list[StreamTold]
+    streams: Sequence[StreamAt]
 
 
 class HeldTold(TypedDict):
@@ -99,17 +88,8 @@ def _shown(reader: ReaderStatus) -> ReaderTold:
         "last_rollback": reader.last_rollback,
         "bytes_waiting": reader.bytes_waiting,
         "sent_bytes": reader.sent_bytes,
-        "streams": [_stream(*stream) for stream in reader.streams],
+        "streams": reader.streams,
     }
-
-
-def _stream(
-    partition: int, state: str, sent: int, uuid: str, lag: int, lag_s: float | None
-) -> StreamTold:
-    return {
-        "partition": partition, "state": state, "sent_seqno": sent, "uuid": uuid,
-        "lag": lag, "lag_s": lag_s,
-    }  # fmt: skip
 
 
 def _lag_s(reader: ReaderStatus) -> float | None:

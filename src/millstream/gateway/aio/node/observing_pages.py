@@ -30,7 +30,7 @@ from aiohttp import web
 
 from millstream.access.users import Right
 from millstream.errors import AccessError, MillstreamError, UnavailableError, UsageError
-from millstream.gateway.aio.answers import NODE_API, STILL, USER, answer, require
+from millstream.gateway.aio.answers import NODE_API, STILL, USER, answer, read_metrics, require
 from millstream.gateway.aio.describing import gives, takes
 from millstream.gateway.aio.node.security_pages import certificates
 from millstream.gateway.aio.streaming import send_events, stream
@@ -186,16 +186,10 @@ class Observer:
 
     async def _walk(self) -> int:
         """Read the figures of all buckets in steps; return in how many seconds to do it again."""
-        turns, partitions = Turns(), 0
-        buckets = dict[str, Figures]()
-        for status in self._api.bucket_statuses():
-            await turns.give()
-            partitions += status.partitions
-            buckets.update(self._api.metrics((status.name,)).buckets)
-        await turns.give()
-        self.metrics = NodeMetrics(self.metrics.node or self._api.metrics(()).node, buckets)
+        self.metrics = await read_metrics(self._api)
+        partitions = sum(status.partitions for status in self._api.bucket_statuses())
         self._walked, totals = {}, dict[Key, float]()
-        for bucket, figures in buckets.items():
+        for bucket, figures in self.metrics.buckets.items():
             for name, shown in _BUCKET.items():
                 if (value := _number(figures, name)) is not None:
                     self._walked[bucket, shown] = value

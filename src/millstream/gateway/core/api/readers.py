@@ -7,12 +7,12 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import NamedTuple
 
 __all__ = ["LeaseShown", "ReaderStatus", "StreamAt"]
 
 
-class StreamAt(NamedTuple):
+@dataclass(frozen=True, slots=True)
+class StreamAt:
     """Where a reader is in one partition."""
 
     partition: int
