@@ -138,8 +138,8 @@ def rows(found: Figures) -> list[tuple[str, float, float, bool]]:
 def lines(found: Figures) -> Iterator[str]:
     """Yield the section of docs/benchmarks.md."""
     yield (
-        f"Five consoles beside kv: each follows the events and reads the pages that a browser "
-        f"reads, as often. p99 of single requests over 50 connections, in rounds that alternate "
+        f"Five consoles beside kv: each follows the events and reads pages as often as a browser "
+        f"does. p99 of single requests over 50 connections, in rounds that alternate "
         f"({len(found['get']['with'])} of each, {SECONDS:g} s), {found['answers']:,} answers and "
         f"events of consoles in all:"
     )

@@ -84,7 +84,7 @@ if TYPE_CHECKING:
 __all__ = ["DEFERRED_BYTES_MAX", "DEFERRED_MAX", "Command", "KvSession"]
 
 OTHER_COST: Final = 3
-"""As how many more a request counts that is answered by the table of commands."""
+"""A request that the table of commands answers counts as so many more."""
 DEFERRED_MAX: Final = 10_000
 """Replies waiting behind a durable write above which no further request is read."""
 DEFERRED_BYTES_MAX: Final = 4 * 1024 * 1024
