@@ -23,7 +23,7 @@ from cpython.tuple cimport PyTuple_GET_ITEM
 from libc.stdint cimport int64_t, uint8_t, uint16_t, uint32_t, uint64_t
 from libc.string cimport memcmp, memcpy
 
-SPECIFICATION = "eecadf16dea4"
+SPECIFICATION = "31d44d804a2e"
 
 cdef extern from "wire.h":
     uint16_t get16(const uint8_t *at) noexcept nogil

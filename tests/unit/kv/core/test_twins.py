@@ -14,6 +14,7 @@ from millstream import accelerated
 from millstream.errors import RemoteProtocolError
 from millstream.kv.core.partition.acknowledgement import Acknowledged
 from millstream.kv.core.partition.partition import Partition
+from millstream.kv.core.session import session as session_module
 from millstream.kv.core.session.session import DEFERRED_MAX
 from millstream.model.limits import KEY_BYTES_MAX, REQUESTS_PER_WAKEUP_MAX
 from millstream.model.partitions import partition_of
@@ -386,6 +387,18 @@ def test_so_they_do_when_more_writes_wait_than_may() -> None:
             (World.feed, (0, one, 2, []), {}),
         ]
         check([(World.feed, (0, large + one, 1, []), {}), *clogged, flush, *clogged])
+
+
+def test_requests_after_one_that_was_cut_take_the_compiled_way(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """A pipeline comes in pieces that end within a request: each piece was answered in Python."""
+    one = request(Opcode.SET, key=b"a", vbucket=partition_of(b"a", 4), extras=bytes(8))
+    session = new_session(HostDouble())
+    data = one * 100
+    session.receive(data[:-5], NOW)
+    monkeypatch.setattr(session_module, "PLAIN_WAYS", None)  # Python's way
+    assert len(session.receive(data[-5:] + data, NOW)) == 24 * 101
 
 
 def test_so_they_do_when_large_values_fill_a_wakeup() -> None:

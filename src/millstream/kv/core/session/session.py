@@ -242,6 +242,7 @@ class KvSession:
             data = b"".join((self._rest, self._pieces, data))
             self._pieces.clear()
             self._rest, self._missing_bytes, self._has_rest = b"", 0, False
+            return self.receive(data, now_ns)  # compiled, where there is an accelerator
         if (self._deferred or self.is_waiting or self.is_closing) and (
             self.is_closing or self.is_clogged
         ):
