@@ -21,7 +21,7 @@ from pathlib import Path
 
 from millstream.coordination.core.group_state import GroupState
 from millstream.runtime.disk import OsDisk
-from millstream.runtime.process import BRIEFLY, calm_collector
+from millstream.runtime.process import calm_collector
 from millstream.vsr.core.disk.journal import Journal, format_group
 from millstream.vsr.core.effects import (
     CallSoon,
@@ -94,7 +94,7 @@ def main() -> int:
     parser.add_argument("--keys", type=int, default=100_000)
     args = parser.parse_args()
     rng, say = random.Random(7), sys.stdout.write
-    calm_collector(BRIEFLY)
+    calm_collector()
     with tempfile.TemporaryDirectory() as folder:
         member = Member(Path(folder) / "group")
         while not member.replica.leading:

@@ -50,9 +50,7 @@ def test_a_collector_can_be_calmed():
     threshold = gc.get_threshold()
     try:
         calm_collector()
-        assert gc.get_threshold()[0] == 50_000
         assert gc.get_freeze_count() > 0
-        calm_collector(BRIEFLY)
         assert gc.get_threshold() == BRIEFLY
     finally:
         gc.unfreeze()

@@ -37,7 +37,7 @@ from millstream.node.processes.child_start import EXIT_NOT_STARTED, Tell, run_ch
 from millstream.node.processes.supervisor import EXIT_DISK_FAILED
 from millstream.node.token_order import TokenOrder, token_keys
 from millstream.runtime.metrics import LoopLag, processor_seconds, resident_bytes
-from millstream.runtime.process import BRIEFLY, calm_collector, give_memory_back
+from millstream.runtime.process import calm_collector, give_memory_back
 from millstream.runtime.tasks import Tasks
 from millstream.storage.core.disk_errors import is_full
 
@@ -107,7 +107,7 @@ async def _run(order: CoordOrder, tell: Tell) -> int:
         is_final = isinstance(error, MillstreamError) and error.retry == "never"
         tell({"event": "error", "message": str(error), "is_final": is_final})
         return EXIT_DISK_FAILED if _is_of_the_disk(error) else EXIT_NOT_STARTED
-    calm_collector(BRIEFLY)
+    calm_collector()
     give_memory_back()
     sys.setswitchinterval(SWITCH_S)
     tell({"event": "ready"})
