@@ -535,10 +535,11 @@ class Engine:
             await asyncio.sleep(_HOUSEKEEPING_S)
             if await self._buckets.try_again():
                 self._raise_revision()
-            for bucket in self.served.values():
+            for bucket in list(self.served.values()):
                 bucket.leases.drop_expired()
                 bucket.drop_ended_locks()
                 bucket.age_queues(time.monotonic())
+                await asyncio.sleep(0)  # a bucket of many partitions takes a millisecond
 
     def _link_to(self, node: NodeAddress, bucket: str) -> Link:
         """Return a link to another node with copies of a bucket, with this node's own security."""
