@@ -46,6 +46,7 @@ def _fail_over(change: Change) -> None:
 
 
 def _cancel(change: Change) -> None:
+    change.members.has_cancelled = True
     change.members.administer_cluster(change.at, "rebalance", "--cancel")
 
 

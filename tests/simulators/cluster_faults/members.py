@@ -48,6 +48,8 @@ class Members(Nodes):
             )
             for node in self.numbers
         }  # fmt: skip
+        self.has_cancelled = False
+        """A plan was cancelled: what it would have moved or filled stays until a rebalance."""
 
     def _options(self, _: int) -> list[str]:
         return ["--bucket", f"{BUCKET}:{PARTITIONS}"]
@@ -157,7 +159,7 @@ class Members(Nodes):
         """Wait until everything is there again, as an administrator helps; else say what is not.
 
         An administrator takes back a node whose copies were handed over, and resets the count of
-        automatic fail-overs.
+        automatic fail-overs. After a cancelled plan it asks for a rebalance.
         """
         end, next_s = time.monotonic() + SETTLE_S_MAX, 0.0
         while not self.is_settled():
@@ -173,6 +175,9 @@ class Members(Nodes):
         return []
 
     def _help(self) -> None:
+        if self.has_cancelled and not self.cluster_status().get("plan"):
+            self.command(1, "rebalance")
+            self.has_cancelled = False
         for record in self.records().values():
             if record["state"] == "failed":
                 self.command(1, "rebalance", "--add", record["id"])
