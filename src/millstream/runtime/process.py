@@ -33,8 +33,8 @@ __all__ = [
 ]  # fmt: skip
 
 BRIEFLY: Final = (2_000, 1, 30_000)
-"""When the garbage collector runs, for `gc.set_threshold`: over the latest 6,000 objects or so, over
-all only after 120 million more."""
+"""When the garbage collector runs, for `gc.set_threshold`: over the latest 6,000 objects or so,
+and over all only after 120 million more."""
 MAPPED_BYTES_MIN: Final = 1024 * 1024
 """Blocks of memory from this size on are mapped by themselves, and go back when they are freed."""
 FREE_TOP_BYTES_MAX: Final = 16 * 1024 * 1024
