@@ -64,6 +64,7 @@ class HostDouble:
         self.stream = StreamDouble()
         self.fed: list[str] = []
         self.changed: list[Bucket] = []
+        self.put_off: list[Callable[[], None]] = []
 
     def config(self, bucket: Bucket | None) -> bytes:
         return b'{"rev":1}'
@@ -81,6 +82,9 @@ class HostDouble:
     def wipe(self, session: KvSession, at_ns: int, done: Callable[[], None]) -> None:
         assert session.bucket is not None
         session.bucket.wipe(at_ns, done)
+
+    def later(self, session: KvSession, seconds: float, done: Callable[[], None]) -> None:
+        self.put_off.append(done)
 
     def statistics(self) -> list[tuple[str, str]]:
         return [("version", "1")]

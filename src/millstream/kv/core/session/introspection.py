@@ -26,7 +26,7 @@ from millstream.upr.core.source import Hold
 from millstream.wire.frames import head_of
 from millstream.wire.mcbp import Feature, Opcode, Packet, Status, response
 
-__all__ = ["INTROSPECTION_COMMANDS", "PIECES_MAX"]
+__all__ = ["INTROSPECTION_COMMANDS", "PIECES_MAX", "STAT_ROWS_STEP"]
 
 _POSITION: Final = Struct(">HBB4x8Q")
 _ENTRY: Final = Struct(">QQ")
@@ -42,6 +42,8 @@ _LIMITS: Final = Struct(">QQ")
 _OPEN, _RENEW, _RELEASE, _MEASURE = 1, 2, 3, 4
 PIECES_MAX: Final = 16_384
 """Pieces in the reply to a LEASE request that measures, shared by its partitions."""
+STAT_ROWS_STEP: Final = 512
+"""Rows of STAT after which others have a turn of the loop; a partition's rows go together."""
 _DURABLE_MARK: Final = UINT64_MAX - 1
 """In a lease instead of a seqno: the newest mark whose changes cannot be lost."""
 _ALIVE: Final = (PartitionState.ACTIVE, PartitionState.REPLICA, PartitionState.PENDING)
@@ -314,7 +316,8 @@ def _stat(session: KvSession, packet: Packet, _: int) -> bytes | None:
             if not arguments[0].isdigit() or int(arguments[0]) >= len(partitions):
                 return session.refusal(packet, Status.NOT_MY_VBUCKET)
             partitions = [partitions[int(arguments[0])]]
-        items = (item for one in partitions for item in _GROUPS[group](bucket, one))
+        _tell(session, packet, (list(_GROUPS[group](bucket, one)) for one in partitions))
+        return None
     else:
         bucket = _bucket(session)
         if isinstance(bucket, Status):
@@ -328,10 +331,32 @@ def _stat(session: KvSession, packet: Packet, _: int) -> bytes | None:
             status = Status.NOT_MY_VBUCKET if is_about_one else Status.KEY_ENOENT
             return session.refusal(packet, status)
         items = found
+    return _rows(packet, [*items, ("", "")])
+
+
+def _rows(packet: Packet, items: Iterable[tuple[str, str]]) -> bytes:
     return b"".join(
         response(packet.opcode, 0, packet.opaque, key=name.encode(), value=text.encode())
-        for name, text in [*items, ("", "")]
+        for name, text in items
     )
+
+
+def _tell(session: KvSession, packet: Packet, groups: Iterator[list[tuple[str, str]]]) -> None:
+    """Reply with the rows of some partitions, and with the rest once others have had a turn."""
+
+    def go_on() -> None:
+        session.is_waiting = False
+        _tell(session, packet, groups)
+
+    items: list[tuple[str, str]] = []
+    for group in groups:
+        items += group
+        if len(items) >= STAT_ROWS_STEP:
+            session.emit(_rows(packet, items))
+            session.is_waiting = True
+            session.host.later(session, 0.0, go_on)
+            return
+    session.emit(_rows(packet, [*items, ("", "")]))
 
 
 def _bucket_stats(bucket: Bucket, group: str) -> Iterable[tuple[str, str]] | None:

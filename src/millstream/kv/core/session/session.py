@@ -9,8 +9,8 @@ Invariants:
    wait. A request whose document is on the disk is retried once that was read, and a write that
    finds memory full once there is room; no later request is answered before.
 2. One wake-up answers at most `REQUESTS_PER_WAKEUP_MAX` requests, each KiB of reply counted as one
-   more, and a command of the table as `OTHER_COST` more. The rest waits for the next wake-up,
-   which comes once the client has read.
+   more, and a command of the table as `OTHER_COST` more, or what `COSTS` says. The rest waits for
+   the next wake-up, which comes once the client has read.
 3. A malformed frame closes the connection, and so does a byte that begins no frame. A frame longer
    than the limit is answered E2BIG, and its body is skipped, not stored.
 4. A document command is answered only with a bucket selected and the right it needs.
@@ -85,6 +85,14 @@ __all__ = ["DEFERRED_BYTES_MAX", "DEFERRED_MAX", "Command", "KvSession"]
 
 OTHER_COST: Final = 3
 """A request that the table of commands answers counts as so many more."""
+COSTS: Final = {
+    Opcode.DCP_STREAM_REQ: 15,
+    **dict.fromkeys(
+        (Opcode.STAT, Opcode.POSITIONS, Opcode.GET_ALL_VB_SEQNOS, Opcode.LEASE),
+        REQUESTS_PER_WAKEUP_MAX,
+    ),
+}
+"""The same for requests that cost more: those that look at all partitions are a wake-up each."""
 DEFERRED_MAX: Final = 10_000
 """Replies waiting behind a durable write above which no further request is read."""
 DEFERRED_BYTES_MAX: Final = 4 * 1024 * 1024
@@ -363,12 +371,12 @@ class KvSession:
         else:
             reply = command(self, packet, now_ns)
         if reply is None:
-            return OTHER_COST << 10
+            return COSTS.get(packet.opcode, OTHER_COST) << 10
         if level and reply[6:8] == b"\0\0":
             self._reply_durably(packet, reply, level, patience_ms, now_ns)
         else:
             self.emit(reply)
-        return len(reply) + (OTHER_COST << 10)
+        return len(reply) + (COSTS.get(packet.opcode, OTHER_COST) << 10)
 
     def _refusal_of_level(self, packet: Packet, level: int, now_ns: int) -> Status | None:
         found = self.partition_of(packet, for_write=True) if level else None

@@ -9,15 +9,16 @@ from millstream.kv.core.copies import moves
 from millstream.kv.core.measuring import Piece
 from millstream.kv.core.partition.acknowledgement import Acknowledged
 from millstream.kv.core.partition.partition import Partition
+from millstream.kv.core.session import introspection
 from millstream.kv.core.session.introspection import PIECES_MAX
-from millstream.kv.core.session.session import KvSession
+from millstream.kv.core.session.session import COSTS, KvSession
 from millstream.model.bucket_map import BucketMap, NodeAddress
-from millstream.model.limits import UINT64_MAX
+from millstream.model.limits import FRAME_BYTES_MAX, REQUESTS_PER_WAKEUP_MAX, UINT64_MAX
 from millstream.model.partitions import PartitionState
 from millstream.model.position import FailoverEntry
 from millstream.upr.core.producer import StreamFigures
 from millstream.upr.core.source import Hold
-from millstream.wire.mcbp import Feature, Opcode, Status, request
+from millstream.wire.mcbp import Feature, Opcode, Status, cut_packets, request
 from support.kv.log_double import BRANCH, NOW, persist
 from support.kv.session_double import HostDouble, ask, new_session
 
@@ -256,6 +257,36 @@ def test_statistics() -> None:
     assert stats(session, b"timings") == {}
     assert ask(session, request(Opcode.STAT, key=b"nonsense"))[0].status == Status.KEY_ENOENT
     assert ask(session, request(Opcode.STAT, key=b"failovers x"))[0].status == 7
+
+
+def test_rows_of_many_partitions_are_told_in_steps_and_in_order(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(introspection, "STAT_ROWS_STEP", 6)
+    host = HostDouble()
+    session = new_session(host)
+    asked = request(Opcode.STAT, key=b"vbucket-seqno") + request(Opcode.NOOP)
+    told = [packet.key for packet in ask(session, asked)]
+    assert len(told) == 8  # four rows a partition, which stand together
+    assert session.is_waiting
+    host.put_off.pop()()
+    session.receive(b"", NOW)
+    host.put_off.pop()()
+    found, rest = cut_packets(session.take_output() + session.receive(b"", NOW), FRAME_BYTES_MAX)
+    assert not rest
+    told += [packet.key for packet in found]
+    assert told[::4] == [b"vb_0:high_seqno", b"vb_1:high_seqno", b"vb_2:high_seqno",
+                         b"vb_3:high_seqno", b""]  # fmt: skip
+    assert found[-1].opcode == Opcode.NOOP
+    assert not host.put_off
+
+
+@pytest.mark.parametrize("opcode", COSTS)
+def test_a_request_that_costs_more_leaves_others_a_turn(opcode: Opcode) -> None:
+    session = own_session()
+    count = REQUESTS_PER_WAKEUP_MAX // COSTS[opcode] + 3
+    session.receive(request(opcode, key=b"vbucket") * count, NOW)
+    assert session.has_request
 
 
 class StreamingDouble:
