@@ -33,6 +33,7 @@ RECONNECT_S_DEFAULT: Final = 600.0
 """How long a node that is away is waited for unless `reconnectTimeout` says otherwise."""
 TOLD_AFTER_S: Final = 2.0
 TOLD_EVERY_S: Final = 10.0
+_MOVED: Final = frozenset({"lease_lost", "stream_ended", "rolled_back"})
 _CHANGED: Final = (
     " If it was changed while a query ran: write the new one to passwordFile, or "
     "MILLSTREAM_PASSWORD, on the driver and start again; the query goes on from its checkpoint"
@@ -130,8 +131,7 @@ def ask_again(
     Args:
         client: of the bucket.
         ask: the question.
-        may_move: it opens a lease, and where there are several nodes, one that is refused as lost
-            means that the partition moves.
+        may_move: see `again`; it opens a lease.
 
     Raises:
         UnavailableError, RoutingError: there is none.
@@ -157,7 +157,9 @@ def again(
         do: may be called several times.
         reconnect_s: in seconds; 0 for one attempt, `math.inf` for no end.
         between: called before each further time.
-        may_move: a lost lease is no final answer either.
+        may_move: it reads partitions, and each time it opens leases of its own. One that is
+            lost, or a stream that ends early, means that a partition moves or was rolled back,
+            and is no final answer either.
 
     Raises:
         UnavailableError, RoutingError: the last failure, with `retry` never; or the first one
@@ -175,7 +177,7 @@ def again(
                 raise
             failure = error
         except StreamError as error:
-            if not may_move or error.code != "lease_lost":
+            if not may_move or error.code not in _MOVED:
                 raise
             failure = error
         else:

@@ -105,7 +105,9 @@ class NodeRanges:
         """Hold partitions as of their present high, or newest durable mark (the option says)."""
         newest = DURABLE_MARK if self._options.is_durable_only else None
         wanted = dict.fromkeys(partition_ids, newest)
-        return ask_again(self._connected(), lambda client: client.open_lease(wanted))
+        return ask_again(
+            self._connected(), lambda client: client.open_lease(wanted), may_move=True
+        )
 
     def open_lease_up_to(self, ends: Mapping[int, int]) -> Mapping[int, LeaseHold]:
         """Hold partitions as `open_lease` does, up to a seqno at least, or all there still is.

@@ -82,6 +82,7 @@ def apply_table(
         return again(
             lambda: sink.apply(rows_from(table), batch_id, query_id=query_id),
             options.reconnect_s,
+            may_move=True,
         )
 
 
@@ -107,7 +108,7 @@ def _apply_staged(
     with closing(BucketOrigin(options)) as origin:
         sink = RepairingSink(target, origin)
         try:
-            return again(apply, options.reconnect_s)
+            return again(apply, options.reconnect_s, may_move=True)
         except BaseException:
             target.close()  # undoes what has begun, so that its lock keeps nobody out
             raise

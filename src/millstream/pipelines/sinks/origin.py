@@ -71,7 +71,9 @@ class BucketOrigin:
 
     def everything(self, partition: int) -> Iterator[Sequence[Row]]:
         """Yield all rows of a partition as of one moment, deletions included, in pieces."""
-        leases = ask_again(self._client, lambda client: client.open_lease([partition]))
+        leases = ask_again(
+            self._client, lambda client: client.open_lease([partition]), may_move=True
+        )
         held = leases.get(partition)
         if held is None:
             raise UnavailableError(

@@ -87,7 +87,10 @@ def test_other_errors_are_not_waited_for() -> None:
         with pytest.raises(type(error)):
             again(failing, 600)
         assert failing.calls == 1
-    assert again(Failing(1, StreamError("no", code="lease_lost")), 600, may_move=True) == 2
+    for code in ("lease_lost", "stream_ended", "rolled_back"):
+        assert again(Failing(1, StreamError("no", code=code)), 600, may_move=True) == 2
+    with pytest.raises(StreamError):
+        again(Failing(1, StreamError("no", code="unknown_branch")), 600, may_move=True)
 
 
 @pytest.mark.usefixtures("clock")

@@ -5,12 +5,13 @@ from typing import Any
 
 import pytest
 
-from millstream.errors import UnavailableError, UsageError
+from millstream.errors import StreamError, UnavailableError, UsageError
 from millstream.pipelines.sinks import applying, bucket_target
 from millstream.pipelines.sinks.applying import apply_changes
 from millstream.pipelines.sinks.bucket_target import BucketTarget
 from millstream.pipelines.sinks.change_rows import table_of
-from millstream.pipelines.sinks.repairing import Applied, Row
+from millstream.pipelines.sinks.repairing import WHOLE, Applied, Row
+from millstream.upr.core.repair import LoadState
 from support.kv.bucket_double import FalseBucket
 from support.pipelines.node_double import FalseNode
 from support.streams.keyed_double import DictTarget, FalseOrigin
@@ -96,6 +97,28 @@ def test_an_unavailable_target_gets_the_batch_again(
     with pytest.raises(UnavailableError, match=r"told to \(tried again for 0\.001 s: reconnect"):
         apply_changes(frame, 9, target, briefly)
     assert apply_changes(frame, 9, target, {"bucket": "b"}) == Applied(puts=3)
+
+
+def test_a_partition_that_moves_while_a_repair_reads_it_is_read_again(
+    source: Origin, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The query ended instead, with "the lease is not held any more"."""
+    errors = [StreamError("it moves", code=code) for code in ("lease_lost", "stream_ended")]
+    whole = source.everything
+
+    def moving(partition: int) -> Any:
+        rows = whole(partition)
+        if errors:
+            raise errors.pop()
+        return rows
+
+    monkeypatch.setattr(source, "everything", moving)
+    target = DictTarget()
+    target.states = {0: LoadState(floor=2), WHOLE: LoadState()}
+    frame: Any = Frame([Row("rollback", 0, 1, 1)])
+    assert apply_changes(frame, 1, target, {"bucket": "b"}).rollbacks == 1
+    assert not errors
+    assert target.committed == [1]
 
 
 def test_a_wait_is_not_repeated(source: Origin, monkeypatch: pytest.MonkeyPatch) -> None:
