@@ -77,7 +77,7 @@ from millstream.node.listeners import (
 )
 from millstream.node.own_coordination import OwnCoordination, coordination_port
 from millstream.node.peer_buckets import OtherNodes
-from millstream.node.processes.index_child import IndexOrder
+from millstream.node.processes.orders import IndexOrder
 from millstream.node.run_directory import RunDirectory
 from millstream.node.settings import (
     Address,

@@ -52,7 +52,7 @@ from millstream.node.listeners import (
     tls_context,
 )
 from millstream.node.own_coordination import coordination_port
-from millstream.node.processes.index_child import IndexOrder
+from millstream.node.processes.orders import IndexOrder
 from millstream.node.run_directory import RunDirectory
 from millstream.node.settings import Address, Settings, refuse_exposure
 from millstream.node.token_order import keep_tokens

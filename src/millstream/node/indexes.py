@@ -33,8 +33,8 @@ from millstream.errors import (
     UsageError,
 )
 from millstream.gateway.core.api.node import PartRequest, ViewAnswer, WriterCall
-from millstream.node.processes.index_child import IndexOrder
 from millstream.node.processes.index_process import IndexProcess
+from millstream.node.processes.orders import IndexOrder
 from millstream.runtime.tasks import Tasks
 from millstream.views.aio.indexing.staging import receive
 from millstream.views.aio.serving.index_link import IndexLink, StreamedAnswer, unavailable

@@ -25,8 +25,8 @@ from millstream.data_directory.ownership import (
 from millstream.errors import ConditionError
 from millstream.model.addresses import parse_address
 from millstream.node.listeners import COORDINATION
-from millstream.node.processes.coord_child import CoordOrder
 from millstream.node.processes.coord_process import NO_FIGURES, CoordProcess
+from millstream.node.processes.orders import CoordOrder
 from millstream.node.settings import LISTENERS, Address, Settings
 from millstream.node.token_order import token_order
 from millstream.runtime.tasks import in_thread

@@ -24,8 +24,6 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any, Final
 
-import msgspec
-
 from millstream.access.users import UserStore
 from millstream.coordination.aio.coordinator import Coordinator, Listening
 from millstream.coordination.core.pool.messages import Address
@@ -34,14 +32,15 @@ from millstream.errors import MillstreamError, UsageError
 from millstream.node.known_users import keep_users
 from millstream.node.listeners import peer_context, peer_server_context, server_context
 from millstream.node.processes.child_start import EXIT_NOT_STARTED, Tell, run_child, stop_signal
+from millstream.node.processes.orders import CoordOrder
 from millstream.node.processes.supervisor import EXIT_DISK_FAILED
-from millstream.node.token_order import TokenOrder, token_keys
+from millstream.node.token_order import token_keys
 from millstream.runtime.metrics import LoopLag, processor_seconds, resident_bytes
 from millstream.runtime.process import calm_collector, give_memory_back
 from millstream.runtime.tasks import Tasks
 from millstream.storage.core.disk_errors import is_full
 
-__all__ = ["FAILED_LOGINS_TOLD_MAX", "FIGURES_S", "SWITCH_S", "CoordOrder", "main"]
+__all__ = ["FAILED_LOGINS_TOLD_MAX", "FIGURES_S", "SWITCH_S", "main"]
 
 _LOG = logging.getLogger("millstream.node.processes.coord_child")
 FIGURES_S: Final = 1.0
@@ -51,33 +50,6 @@ FAILED_LOGINS_TOLD_MAX: Final = 200
 EXIT_FAILED: Final = 1
 SWITCH_S: Final = 0.0005
 """How long the loop may hold the interpreter while a thread that has synced waits for it."""
-
-
-class CoordOrder(msgspec.Struct, frozen=True):
-    """What the coordination process is told at its start."""
-
-    parent_pid: int
-    log_level: str
-    log_json: bool
-    directory: str
-    """Directory of coordination, in the data directory."""
-    users: str
-    """The users' file of the node."""
-    coord: int | None = None
-    """Descriptor of the bound socket for clients."""
-    peer: int | None = None
-    """Descriptor of the bound socket for other nodes."""
-    ninep: int | None = None
-    """Descriptor of the bound socket of the file service."""
-    advertise: tuple[str, int, int] = ("", 0, 0)
-    """Host, port for clients and port for nodes that others are told."""
-    join: tuple[str, int] | None = None
-    """Peer address of a node of the pool that a new node joins."""
-    cluster_secret: str = ""
-    tls_cert: str | None = None
-    tls_key: str | None = None
-    tls_ca: str | None = None
-    tokens: TokenOrder | None = None
 
 
 def main() -> int:

@@ -20,7 +20,7 @@ from millstream.access.failed_logins import FailedLogin
 from millstream.errors import CorruptionError, UnavailableError
 from millstream.kv.core.statistics import NODE_FIGURES
 from millstream.node.processes.child_process import RESTARTS_MAX, START_S_MAX, ChildProcess
-from millstream.node.processes.coord_child import CoordOrder
+from millstream.node.processes.orders import CoordOrder
 from millstream.node.processes.supervisor import EXIT_DISK_FAILED
 
 __all__ = ["NO_FIGURES", "CoordProcess"]

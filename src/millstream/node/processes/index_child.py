@@ -16,49 +16,24 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Final
 
-import msgspec
-
 from millstream.access.users import NODE_USER
 from millstream.errors import MillstreamError
 from millstream.node.listeners import peer_context
 from millstream.node.processes.child_start import EXIT_NOT_STARTED, Tell, run_child, stop_signal
+from millstream.node.processes.orders import IndexOrder
 from millstream.runtime.process import calm_collector
 from millstream.views.aio.sandbox.modules import load_modules
 from millstream.views.aio.serving.gathering import NodeAccess
 from millstream.views.aio.serving.index_host import IndexHost
 from millstream.views.aio.serving.index_server import IndexServer
-from millstream.views.core.reduce.reductions import ReduceLimit
 
-__all__ = ["SWITCH_S", "THREADS_MAX", "IndexOrder", "main"]
+__all__ = ["SWITCH_S", "THREADS_MAX", "main"]
 
 _LOG = logging.getLogger("millstream.node.processes.index_child")
 THREADS_MAX: Final = 64
 """Threads that open indexes and answer queries; a slow function occupies one."""
 SWITCH_S: Final = 0.001
 """How long a mapping thread may hold the interpreter while the loop waits for it."""
-
-
-class IndexOrder(msgspec.Struct, frozen=True):
-    """What the index process is told at its start."""
-
-    parent_pid: int
-    buckets: str
-    """The directory `buckets` of the data directory."""
-    kv: str
-    """Address of the engine's socket, as for `upr.aio.link.Link`."""
-    socket: str
-    """Path of its own socket."""
-    modules: tuple[str, ...]
-    """Python modules to import; they register functions for views."""
-    log_level: str
-    log_json: bool
-    cluster_secret: str = ""
-    """Secret for requests to other nodes for their parts of answers."""
-    tls_cert: str | None = None
-    tls_key: str | None = None
-    tls_ca: str | None = None
-    reduce_limit: ReduceLimit = "true"
-    """Handling of reduce results that do not shrink."""
 
 
 def main() -> int:

@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Final
 
 from millstream.node.processes.child_process import ChildProcess
-from millstream.node.processes.index_child import IndexOrder
+from millstream.node.processes.orders import IndexOrder
 from millstream.views.aio.serving.index_link import IndexLink, unavailable
 
 __all__ = ["IndexProcess"]

@@ -8,8 +8,8 @@ import pytest
 from millstream.errors import UnavailableError
 from millstream.node.processes import child_process
 from millstream.node.processes.child_process import RESTART_WINDOW_S, RESTARTS_MAX
-from millstream.node.processes.index_child import IndexOrder
 from millstream.node.processes.index_process import IndexProcess
+from millstream.node.processes.orders import IndexOrder
 
 
 @pytest.fixture

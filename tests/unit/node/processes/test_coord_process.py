@@ -8,8 +8,8 @@ import pytest
 
 from millstream.errors import CorruptionError, UnavailableError
 from millstream.node.processes import child_process, coord_process
-from millstream.node.processes.coord_child import CoordOrder
 from millstream.node.processes.coord_process import NO_FIGURES, CoordProcess
+from millstream.node.processes.orders import CoordOrder
 from millstream.node.processes.supervisor import EXIT_DISK_FAILED
 from support.coordination.coordinators import bound
 

@@ -4,8 +4,8 @@ import os
 import pytest
 
 from millstream.errors import UnavailableError
-from millstream.node.processes.index_child import IndexOrder
 from millstream.node.processes.index_process import IndexProcess
+from millstream.node.processes.orders import IndexOrder
 
 
 async def test_the_link_is_there_while_the_process_is(tmp_path):
