@@ -41,6 +41,7 @@ from millstream.kv.core.queue.entry import ENTRY_BYTES, Entry, size_of
 from millstream.kv.core.queue.mutation_queue import Block, MutationQueue
 from millstream.kv.core.session.plain_requests import (
     PLAIN_WAYS,
+    READS,
     SECOND_NS,
     Head,
     delete_plain,
@@ -102,7 +103,7 @@ class KvSession:
 
     __slots__ = (
         "_deferred", "_deferred_bytes", "_has_rest", "_missing_bytes", "_open_partitions",
-        "_open_tables", "_pieces", "_read_partitions", "_rest", "_skipped_bytes",
+        "_open_tables", "_pieces", "_read_partitions", "_reads", "_rest", "_skipped_bytes",
         "_write_partitions", "absent", "bucket", "client_name", "commands", "datatype_mask",
         "features", "has_changes", "hashes_keys", "host", "is_closing", "is_waiting",
         "needs_care", "open_commands", "out", "password_reply", "peer", "scram", "source",
@@ -159,6 +160,7 @@ class KvSession:
         self._open_tables: list[dict[bytes, Entry]] = []
         self._open_partitions: list[Partition | None] = []
         self._read_partitions: list[Partition] = []
+        self._reads = [0]
         self._write_partitions: list[Partition] = []
 
     # -- rights
@@ -167,6 +169,7 @@ class KvSession:
         """Use a bucket from now on, within the user's rights."""
         self._tell_changed()
         self.bucket = bucket
+        self._reads = bucket.reads if bucket else [0]
         self._read_partitions, self._open_tables = (
             (bucket.partitions, bucket.open_tables) if bucket and self.may("read") else ([], [])
         )
@@ -280,41 +283,45 @@ class KvSession:
         """The request loop; returns how many bytes were used. Hot path: few calls."""
         deferred = self._deferred
         out = [] if deferred else self.out
-        last = len(data) - HEADER_BYTES
-        while at <= last and budget > 0:
-            head = _cut_head(data, at)
-            stop = at + HEADER_BYTES + head[4]
-            if stop > len(data):
-                if not is_waited_for(head[0] >> 8, head[4], is_logged_in=self.is_logged_in):
-                    out.append(self._refusal_of_size(head))
-                    self._skipped_bytes, at = stop - len(data), len(data)
-                break
-            budget -= 1
-            way, reply = PLAIN_WAYS.get(head[0]), None
-            try:
-                if way is not None:
-                    reply = way(self, data, at, head, now_ns)
-                if reply is None:
-                    self.needs_care = True
-                    if deferred and out:
-                        self.emit(b"".join(out))
-                        out.clear()
-                    budget -= self._answer_other(data, at, stop, now_ns) >> 10
-            except NotInMemory as absent:
-                self._wait_for_document(absent)
-                break
-            except NoRoomYet:
-                self.waits_for_room = self.is_waiting = True
-                break
-            at = stop
-            if reply is not None:
-                if reply:
-                    out.append(reply)
-                    budget -= len(reply) >> 10
-                continue
-            out = [] if deferred else self.out
-            if self.is_closing or self.is_clogged:
-                break
+        last, reads = len(data) - HEADER_BYTES, 0
+        try:
+            while at <= last and budget > 0:
+                head = _cut_head(data, at)
+                stop = at + HEADER_BYTES + head[4]
+                if stop > len(data):
+                    if not is_waited_for(head[0] >> 8, head[4], is_logged_in=self.is_logged_in):
+                        out.append(self._refusal_of_size(head))
+                        self._skipped_bytes, at = stop - len(data), len(data)
+                    break
+                budget -= 1
+                way, reply = PLAIN_WAYS.get(head[0]), None
+                try:
+                    if way is not None:
+                        reply = way(self, data, at, head, now_ns)
+                    if reply is None:
+                        self.needs_care = True
+                        if deferred and out:
+                            self.emit(b"".join(out))
+                            out.clear()
+                        budget -= self._answer_other(data, at, stop, now_ns) >> 10
+                except NotInMemory as absent:
+                    self._wait_for_document(absent)
+                    break
+                except NoRoomYet:
+                    self.waits_for_room = self.is_waiting = True
+                    break
+                at = stop
+                if reply is not None:
+                    reads += way is read_plain
+                    if reply:
+                        out.append(reply)
+                        budget -= len(reply) >> 10
+                    continue
+                out = [] if deferred else self.out
+                if self.is_closing or self.is_clogged:
+                    break
+        finally:
+            self._reads[0] += reads
         if deferred and out:
             self.emit(b"".join(out))
         if at < len(data) and data[at] not in MAGICS:
@@ -361,6 +368,8 @@ class KvSession:
             reply: bytes | None = self.refusal(packet, status or Status.UNKNOWN_COMMAND)
         else:
             reply = command(self, packet, now_ns)
+            if packet.opcode in READS:
+                self._reads[0] += 1
         if reply is None:
             return OTHER_COST << 10
         if level and reply[6:8] == b"\0\0":
