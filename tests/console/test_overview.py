@@ -1,12 +1,13 @@
 """The overview: health, live figures, and a node that goes away and comes back."""
 
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
 from playwright.sync_api import expect
 
+from millstream import connect
 from support.console.console import WAIT_MS, Console, OpenConsole
 from support.http.http_calls import done
 from support.node.node_process import NodeProcess, kept_ports
@@ -22,18 +23,26 @@ _HAS_COLOUR = """([chart, wanted]) => {
 
 
 @contextmanager
-def _writes(node: NodeProcess, bucket: str) -> Iterator[None]:
+def _repeated(work: Callable[[], object]) -> Iterator[None]:
     ends = threading.Event()
 
-    def write() -> None:
+    def repeat() -> None:
         while not ends.wait(0.02):
-            done(node, "POST", f"/{bucket}/_bulk_docs", {"docs": [{"n": n} for n in range(20)]})
+            work()
 
-    writer = threading.Thread(target=write)
-    writer.start()
+    repeater = threading.Thread(target=repeat)
+    repeater.start()
     yield
     ends.set()
-    writer.join()
+    repeater.join()
+
+
+def _kv_reads(node: NodeProcess, bucket: str) -> Callable[[], object]:
+    def read() -> None:
+        with connect(f"{node.kv[0]}:{node.kv[1]}", bucket=bucket) as client:
+            client.get_many([b"a", b"b"])
+
+    return read
 
 
 def test_figures_follow_what_happens_and_an_address_reproduces_them(
@@ -42,7 +51,8 @@ def test_figures_follow_what_happens_and_an_address_reproduces_them(
     page = console.open("overview")
     expect(page.get_by_role("region", name="Health")).to_be_visible()
     writes = page.locator(".figure").filter(has_text="Writes").locator("strong")
-    with _writes(node, bucket):
+    docs = [{"n": n} for n in range(20)]
+    with _repeated(lambda: done(node, "POST", f"/{bucket}/_bulk_docs", {"docs": docs})):
         expect(writes).to_contain_text("/s", timeout=WAIT_MS)
         expect(writes).not_to_have_text("0/s", timeout=WAIT_MS)
         expect(console.row("Buckets", bucket)).to_contain_text("ready")
@@ -52,6 +62,22 @@ def test_figures_follow_what_happens_and_an_address_reproduces_them(
     assert "span=3600" in page.url
     page.reload()
     expect(page.get_by_role("heading", name="Connections")).to_be_visible()
+
+
+def test_reads_of_both_protocols_are_counted(
+    console: Console, node: NodeProcess, bucket: str
+) -> None:
+    done(node, "PUT", f"/{bucket}/a", {"n": 1})
+    page = console.open("overview")
+    reads, answered = (
+        page.locator(".figure").filter(has_text=text).locator("strong")
+        for text in ("Reads", "Answered by kv")
+    )
+    for read in (lambda: done(node, "GET", f"/{bucket}/a"), _kv_reads(node, bucket)):
+        expect(reads).to_have_text("0/s", timeout=WAIT_MS)
+        with _repeated(read):
+            expect(reads).not_to_have_text("0/s", timeout=WAIT_MS)
+    expect(answered).to_contain_text("/s")
 
 
 def test_a_chart_has_the_colours_of_the_theme(console: Console) -> None:

@@ -23,7 +23,7 @@ from cpython.tuple cimport PyTuple_GET_ITEM
 from libc.stdint cimport int64_t, uint8_t, uint16_t, uint32_t, uint64_t
 from libc.string cimport memcmp, memcpy
 
-SPECIFICATION = "31d44d804a2e"
+SPECIFICATION = "5b7facaa8ec0"
 
 cdef extern from "wire.h":
     uint16_t get16(const uint8_t *at) noexcept nogil
@@ -109,6 +109,7 @@ cdef struct Shape:
     # KvSession
     Py_ssize_t has_rest, is_waiting, is_closing, deferred, out, tables, partitions, bucket, readable
     Py_ssize_t hashes_keys, wants_tokens, datatype_mask, has_changes, needs_care, deferred_bytes
+    Py_ssize_t reads
     # Partition
     Py_ssize_t table, queue, last_cas, branch_seqno, residents, partition_id, birth_prefix
     Py_ssize_t expiries, failover_log, epoch, acknowledged
@@ -155,6 +156,7 @@ def bind_receive(
     shape.has_changes = _offset(session, "has_changes")
     shape.needs_care = _offset(session, "needs_care")
     shape.deferred_bytes = _offset(session, "_deferred_bytes")
+    shape.reads = _offset(session, "_reads")
     shape.table = _offset(partition, "table")
     shape.queue = _offset(partition, "queue")
     shape.last_cas = _offset(partition, "last_cas")
@@ -465,6 +467,8 @@ cdef _answer_plain(session, bytes data, now_ns, uint64_t now, uint32_t mask):
     cdef uint64_t number
     cdef bytes key, frame, reply
     cdef bint has_written = False
+    cdef Py_ssize_t reads = 0
+    cdef list counted
     deferred = <object>slot(owner, shape.deferred)
     cdef bint is_deferring = len(deferred) != 0  # then plain replies must wait, too: in Python
     try:
@@ -496,6 +500,7 @@ cdef _answer_plain(session, bytes data, now_ns, uint64_t now, uint32_t mask):
                     ):
                         break
                     budget -= 1
+                    reads += 1
                     at = stop
                     continue
                 if found is NULL or type(<object>found) is not entry_type:
@@ -524,6 +529,7 @@ cdef _answer_plain(session, bytes data, now_ns, uint64_t now, uint32_t mask):
                 memcpy(to + 28, body_at, shown)
                 memcpy(to + 28 + shown, head + FRAME_HEAD + key_bytes, value_bytes)
                 budget -= reply_bytes >> 10
+                reads += 1
             elif (
                 (kind == REQUEST_DELETE or kind == REQUEST_DELETEQ)
                 and extras == 0 and body == key_bytes and body != 0
@@ -638,6 +644,9 @@ cdef _answer_plain(session, bytes data, now_ns, uint64_t now, uint32_t mask):
             budget -= 1
             used += reply_bytes
             at = stop
+        if reads:
+            counted = <list>slot(owner, shape.reads)
+            set_item(counted, 0, <object>PyList_GET_ITEM(counted, 0) + reads)
         if has_written and not (<object>slot(owner, shape.bucket)).is_told_soon:
             set_slot(owner, shape.has_changes, True)
         if at == size and at != 0:

@@ -232,6 +232,8 @@ class KvConnection(asyncio.Protocol):
             return
         transport = self._transport
         if out and transport is not None:
+            if bucket is not None:
+                bucket.sent_bytes += len(out)
             transport.write(out)
             if self.is_paused:
                 self._tell_held()
@@ -381,7 +383,10 @@ class KvConnection(asyncio.Protocol):
 
     def _flush(self) -> None:
         if self.session.out and self._transport is not None:
-            self._transport.write(self.session.take_output())
+            data, bucket = self.session.take_output(), self.session.bucket
+            if bucket is not None and self.streamer is None:
+                bucket.sent_bytes += len(data)
+            self._transport.write(data)
 
     def _read(self, wanted: bool) -> None:
         transport = self._transport

@@ -106,6 +106,10 @@ class Bucket:
         """Number of refused requests, by status."""
         self.received_bytes = 0
         """From clients of the kv ports; counted once per wake-up of a connection."""
+        self.sent_bytes = 0
+        """Replies to these clients; not what they stream."""
+        self.reads = [0]
+        """One number, which sessions share: documents that clients asked for, over HTTP, too."""
         self.published = Published()
         _publish(self)
         for partition in partitions:
@@ -525,4 +529,8 @@ def _publish(bucket: Bucket) -> None:
     published.add("locks", locks)
     published.add("majority", majority)
     published.add("refused", lambda: Refused(dict(bucket.refused)))
-    published.add("clients", lambda: Clients(bucket.received_bytes))
+
+    def clients() -> Clients:
+        return Clients(bucket.received_bytes, bucket.sent_bytes, bucket.reads[0])
+
+    published.add("clients", clients)

@@ -156,6 +156,8 @@ class Clients(NamedTuple):
     """Group `clients`."""
 
     received_bytes_total: int
+    sent_bytes_total: int
+    reads_total: int
 
 
 class Refused(NamedTuple):
@@ -338,6 +340,8 @@ BUCKET_FIGURES: Final[Mapping[str, str]] = {
     "index_rollbacks_total": "Indexes rolled back because a partition has another history",
     "index_map_errors": "Documents on which a map function failed, in the present indexes",
     "clients_received_bytes_total": "Bytes received on the kv ports with this bucket selected",
+    "clients_sent_bytes_total": "Bytes of replies on these ports; streams are not counted here",
+    "clients_reads_total": "Documents that clients asked for by id, on these ports and over HTTP",
     "refused_total": "Requests refused, by status; misses and unmet conditions are not counted",
 }
 """Name -> meaning, for people; units are in the name or the meaning. A value described as a

@@ -101,7 +101,7 @@ class World:
         return (
             (session.pending_bytes, session.has_request, session.needs_care, session.has_changes),
             (session.waits_for_disk, session.is_clogged, session.is_waiting),
-            (len(self.host.changed), self.hurried),
+            (len(self.host.changed), self.hurried, self.host.buckets["b"].reads[0]),
             [
                 (reply[0].partition_id, *reply[1:]) if isinstance(reply, tuple) else reply
                 for reply in session._deferred

@@ -28,7 +28,9 @@ const milliseconds = (/** @type {number | null} */ value) => duration(value == n
 /** Name of a figure in the samples -> how it is shown. @type {Record<string, Figure>} */
 const FIGURES = {
   writes_per_s: { text: "Writes", format: rate },
+  reads_per_s: { text: "Reads", format: rate },
   bytes_in_per_s: { text: "Received by kv", format: byteRate },
+  bytes_out_per_s: { text: "Answered by kv", format: byteRate },
   log_bytes_per_s: { text: "Written to the log", format: byteRate },
   sent_bytes_per_s: { text: "Sent to readers", format: byteRate },
   stream_lag: { text: "Stream lag", format: (value) => (value == null ? short(value) : counted(value, "change")), join: most },
@@ -116,7 +118,7 @@ function Buckets({ samples }) {
     ...(samples ? [
       figure("documents_in_memory", "Documents in memory", whole),
       { name: "Memory of documents", sort: (/** @type {any} */ row) => now(row, "memory_bytes"), show: (/** @type {any} */ row) => html`<${Bar} part=${now(row, "memory_bytes")} whole=${row.memory_quota_bytes} label=${`Memory of ${row.name}`}>${bytes(now(row, "memory_bytes"))} of ${bytes(row.memory_quota_bytes)}</${Bar}>` },
-      figure("disk_bytes", "Disk", bytes), figure("writes_per_s", "Writes", rate),
+      figure("disk_bytes", "Disk", bytes), figure("writes_per_s", "Writes", rate), figure("reads_per_s", "Reads", rate),
       figure("stream_lag", "Stream lag", FIGURES.stream_lag.format),
     ] : [{ name: "Changes", isNumber: true, show: (/** @type {any} */ row) => whole(row.high_seqno) }]),
   ];

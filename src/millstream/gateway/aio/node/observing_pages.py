@@ -80,7 +80,9 @@ _BUCKET: Final = {
 }
 _TOTALS: Final = {
     "changes_high": "writes_per_s",
+    "clients_reads_total": "reads_per_s",
     "clients_received_bytes_total": "bytes_in_per_s",
+    "clients_sent_bytes_total": "bytes_out_per_s",
     "flusher_bytes_total": "log_bytes_per_s",
     "readers_sent_bytes_total": "sent_bytes_per_s",
 }

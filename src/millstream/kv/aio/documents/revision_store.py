@@ -166,6 +166,7 @@ class DocumentStore:
         `is_durable`: the returned version can no longer be lost; UnavailableError, `ambiguous`, if
         that is unknown.
         """
+        self._bucket.reads[0] += 1
         while True:
             kept = await with_documents(lambda: self._documents.kept(key, self._now_ns()))
             if kept is None:
@@ -180,6 +181,7 @@ class DocumentStore:
 
     async def kept(self, key: bytes, *, is_durable: bool) -> Kept | None:
         """Return a document as it is stored; raises as `RevisedDocuments.kept`."""
+        self._bucket.reads[0] += 1
         while True:
             found = await with_documents(lambda: self._documents.kept(key, self._now_ns()))
             if found is None or not is_durable:

@@ -30,7 +30,7 @@ if TYPE_CHECKING:
     from millstream.kv.core.queue.entry import Entry
 
 __all__ = [
-    "PLAIN_WAYS", "SECOND_NS", "Head", "Plain", "delete_plain", "read_plain",
+    "PLAIN_WAYS", "READS", "SECOND_NS", "Head", "Plain", "delete_plain", "read_plain",
     "store_durably", "store_plain", "stored_reply",
 ]  # fmt: skip
 
@@ -250,3 +250,8 @@ PLAIN_WAYS: Final[dict[int, Callable[[Plain, bytes, int, Head, int], bytes | Non
 
 b"": no reply is due; None: it is not plain, and nothing was changed.
 """
+READS: Final = frozenset((
+    Opcode.GET, Opcode.GETQ, Opcode.GETK, Opcode.GETKQ, Opcode.GAT, Opcode.GATQ,
+    Opcode.GET_LOCKED, Opcode.GET_REPLICA,
+))  # fmt: skip
+"""What counts as a read of a document."""

@@ -41,6 +41,7 @@ from millstream.kv.core.queue.entry import ENTRY_BYTES, Entry, size_of
 from millstream.kv.core.queue.mutation_queue import Block, MutationQueue
 from millstream.kv.core.session.plain_requests import (
     PLAIN_WAYS,
+    READS,
     SECOND_NS,
     Head,
     delete_plain,
@@ -110,7 +111,7 @@ class KvSession:
 
     __slots__ = (
         "_deferred", "_deferred_bytes", "_has_rest", "_missing_bytes", "_open_partitions",
-        "_open_tables", "_pieces", "_read_partitions", "_rest", "_skipped_bytes",
+        "_open_tables", "_pieces", "_read_partitions", "_reads", "_rest", "_skipped_bytes",
         "_write_partitions", "absent", "bucket", "client_name", "commands", "datatype_mask",
         "features", "has_changes", "hashes_keys", "host", "is_closing", "is_waiting",
         "needs_care", "open_commands", "out", "password_reply", "peer", "scram", "source",
@@ -167,6 +168,7 @@ class KvSession:
         self._open_tables: list[dict[bytes, Entry]] = []
         self._open_partitions: list[Partition | None] = []
         self._read_partitions: list[Partition] = []
+        self._reads = [0]
         self._write_partitions: list[Partition] = []
 
     # -- rights
@@ -175,6 +177,7 @@ class KvSession:
         """Use a bucket from now on, within the user's rights."""
         self._tell_changed()
         self.bucket = bucket
+        self._reads = bucket.reads if bucket else [0]
         self._read_partitions, self._open_tables = (
             (bucket.partitions, bucket.open_tables) if bucket and self.may("read") else ([], [])
         )
@@ -317,6 +320,8 @@ class KvSession:
                 break
             at = stop
             if reply is not None:
+                if way is read_plain:
+                    self._reads[0] += 1
                 if reply:
                     out.append(reply)
                     budget -= len(reply) >> 10
@@ -370,6 +375,8 @@ class KvSession:
             reply: bytes | None = self.refusal(packet, status or Status.UNKNOWN_COMMAND)
         else:
             reply = command(self, packet, now_ns)
+            if packet.opcode in READS:
+                self._reads[0] += 1
         if reply is None:
             return COSTS.get(packet.opcode, OTHER_COST) << 10
         if level and reply[6:8] == b"\0\0":

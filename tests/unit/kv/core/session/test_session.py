@@ -710,3 +710,14 @@ def test_reading_marks_documents_as_used() -> None:
     assert not entry.is_used
     ask(session, get(b"k"))
     assert entry.is_used
+
+
+def test_reads_are_counted_found_or_not_and_other_requests_are_not() -> None:
+    session = new_session()
+    bucket = session.bucket
+    assert bucket is not None
+    missed = request(Opcode.GETQ, vbucket=partition_of(b"none", 4), key=b"none")
+    touched = request(Opcode.GAT, vbucket=partition_of(b"k", 4), key=b"k", extras=bytes(4))
+    session.receive(put(b"k", b"v") + get(b"k") + missed + get(b"none") + touched, NOW)
+    session.receive(get(b"k"), NOW)
+    assert bucket.published.read("clients")["clients_reads_total"] == 5
