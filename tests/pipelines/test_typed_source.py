@@ -2,6 +2,7 @@
 
 import json
 import random
+from contextlib import closing
 from pathlib import Path
 from typing import Any
 
@@ -9,6 +10,8 @@ import pytest
 from pyspark.errors import PySparkException
 from pyspark.sql.functions import col, from_json
 
+from millstream.client.connection import Connection
+from millstream.client.statistics import statistics_of
 from support.pipelines.spark_bucket import BucketUnderTest
 
 SCHEMA = (
@@ -130,3 +133,51 @@ def test_a_table_in_sql_reads_documents(spark: Any, bucket: BucketUnderTest) -> 
     rows = spark.sql(f"select carrier, sum(delay) as s from {name} group by carrier").collect()
     assert {row.carrier: row.s for row in rows} == {"AA": 25, "UA": 20}
     spark.sql(f"drop view {name}")
+
+
+def test_a_selector_saves_bytes_and_gives_the_rows_of_a_filter(
+    spark: Any, bucket: BucketUnderTest
+) -> None:
+    """Also of documents that the node does not judge, and while others are overwritten."""
+    padding = "x" * 400
+    documents: dict[str, Any] = {f"k{n}": {"n": n, "pad": padding} for n in range(2000)}
+    documents |= {f"text{n}": {"n": "1990", "pad": padding} for n in range(10)}
+    documents |= {f"large{n}": {"n": 1000 + n, "pad": "y" * 70_000} for n in (1, 991)}
+    bucket.write(documents)
+    bucket.write({"k1985": {"n": 3}, "k3": {"n": 1986}, "k1987": None})
+    selector = json.dumps({"n": {"$gt": 1980}})
+
+    def sent() -> int:
+        host, port = bucket.address.split(":")
+        with closing(Connection(host, int(port), bucket=bucket.name)) as connection:
+            return int(statistics_of(connection)["readers_sent_bytes_total"])
+
+    def rows(**options: str) -> tuple[list[Any], int]:
+        before = sent()
+        frame = bucket.batch(spark, documentSchema="n int", **options).where("n > 1980")
+        found = sorted(tuple(row) for row in frame.collect())
+        return found, sent() - before
+
+    all_rows, all_bytes = rows()
+    some_rows, some_bytes = rows(selector=selector)
+    assert some_rows == all_rows
+    assert ("large991", 1991) in some_rows
+    assert ("k3", 1986) in some_rows
+    assert all_bytes > 1_000_000
+    assert 140_000 < some_bytes < all_bytes / 5  # the large ones are sent
+    frame = bucket.batch(spark, selector=selector)
+    assert frame.where("key = 'k1999'").count() == 1
+    assert frame.count() == len(all_rows) + 10  # texts are above numbers
+    keys = bucket.batch(spark, "key string", selector='{"_id": "k3"}', noValue="true")
+    assert [row.key for row in keys.collect()] == ["k3"]
+
+
+def test_a_selector_is_refused_where_rows_would_be_missed(
+    spark: Any, bucket: BucketUnderTest
+) -> None:
+    with pytest.raises(PySparkException, match="option selector: a stream has documents"):
+        run_noop(bucket.stream(spark, selector='{"n": 1}'))
+    with pytest.raises(PySparkException, match="set tombstones to false"):
+        bucket.batch(spark, selector='{"n": 1}', startingOffsets="latest").count()
+    with pytest.raises(PySparkException, match="Invalid operator: \\$no"):
+        bucket.batch(spark, selector='{"n": {"$no": 1}}').count()

@@ -62,6 +62,7 @@ from millstream.model.limits import PARTITIONS_DEFAULT
 from millstream.model.partitions import PartitionState
 from millstream.model.standing import Standing
 from millstream.node.cluster_member import ClusterMember, Parts
+from millstream.node.document_streams import open_streams
 from millstream.node.index_parts import IndexParts
 from millstream.node.indexes import Indexes
 from millstream.node.known_users import keep_users
@@ -90,7 +91,6 @@ from millstream.node.token_order import keep_tokens
 from millstream.runtime.metrics import LoopLag, machine_bytes, processor_seconds, resident_bytes
 from millstream.runtime.tasks import Tasks
 from millstream.upr.aio.link import TIMEOUT_S, UNIX, Link
-from millstream.upr.aio.server import StreamSession
 from millstream.version import __version__
 from millstream.views.aio.serving.gathering import NodeAccess
 
@@ -146,7 +146,7 @@ class Engine:
         self._buckets = Buckets(table, on_gone=self.others.bucket_gone)
         self.check_buckets_known = self._buckets.check_known
         self._kv = KvServer(
-            self._buckets.served, self.users, StreamSession, advertise=settings.advertised_host
+            self._buckets.served, self.users, open_streams, advertise=settings.advertised_host
         )
         self._kv.node_figures = self._figures
         self._plain_listener: asyncio.Server | None = None

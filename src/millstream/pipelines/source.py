@@ -128,6 +128,12 @@ class MillstreamDataSource(DataSource):
     def reader(self, schema: StructType) -> MillstreamReader:
         """Return the reader of a batch."""
         options = parse_options(self.options)
+        if options.selector and options.has_tombstones:
+            raise UsageError(
+                "option selector: the changes since a place would lack documents that do not "
+                "match any more. Where that is no matter, set tombstones to false",
+                code="bad_option",
+            )
         return MillstreamReader(options, _form(options, schema))
 
     def streamReader(self, schema: StructType) -> MillstreamStreamReader:
@@ -135,6 +141,12 @@ class MillstreamDataSource(DataSource):
         options = parse_options(self.options)
         if options.ending_offsets != "latest":
             raise UsageError("option endingOffsets: a stream has no end", code="bad_option")
+        if options.selector:
+            raise UsageError(
+                "option selector: a stream has documents that do not match any more, or what it "
+                "keeps would keep them; filter its rows",
+                code="bad_option",
+            )
         if "tombstones" in self.options and not options.has_tombstones:
             raise UsageError(
                 "option tombstones: a stream always has deletions, or what it keeps would keep "

@@ -83,6 +83,19 @@ def test_ranges_of_many_partitions(streams: Any, connection: Connection) -> None
     assert len(columns_of(reader.read([Range(3, closed(0), 4)]))) == 4
 
 
+@pytest.mark.parametrize("status", [Status.SUCCESS, Status.EINVAL])
+def test_a_selector_is_for_nodes_that_know_it(
+    streams: Any, connection: Connection, status: int
+) -> None:
+    streams.handlers[Opcode.DCP_CONTROL] = lambda packet: response(
+        packet.opcode, status if packet.key == b"selector" else 0, packet.opaque
+    )
+    reader = BulkReader(connection, selector='{"n": 1}')
+    assert columns_of(reader.read([Range(3, closed(0), 4)])).seqno == [1, 2, 3, 4]
+    asked = {packet.key: packet.value for packet in streams.requests_of(Opcode.DCP_CONTROL)}
+    assert asked[b"selector"] == b'{"n": 1}'
+
+
 def test_request_says_lease_purge_and_history(streams: Any, connection: Connection) -> None:
     position = Position(0xAB, 3, 0, 9, purge_seqno=2)
     wanted = Range(1, position, 7, lease_id=55, end_uuid=0xCD)

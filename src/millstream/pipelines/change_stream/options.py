@@ -30,6 +30,8 @@ from millstream.model.limits import PARTITIONS_MAX, UINT64_MAX
 from millstream.model.partitions import key_from_text
 from millstream.pipelines.change_stream.offsets import Offset, offset_from_json
 from millstream.pipelines.change_stream.patience import RECONNECT_S_DEFAULT
+from millstream.upr.core.selecting import SELECTOR_BYTES_MAX
+from millstream.views.core.mango.stored import stored_condition
 
 __all__ = [
     "CONNECTION_OPTIONS",
@@ -88,8 +90,9 @@ OPTIONS: Final = (
     _Option("pollMs", "streams only: how long an idle query waits for a change", "200"),
     _Option("noValue", "true: the column value is null and values are not sent", "false"),
     _Option("meta", "true: the column meta holds lineage and sidecar of each change", "false"),
-    _Option("pushdown", "only false: use partitions and keyPrefix", "false"),
+    _Option("pushdown", "only false: use selector, partitions and keyPrefix", "false"),
     _Option("keyPrefix", "only keys whose text form begins so"),
+    _Option("selector", "batch reads only: a Mango selector; nodes leave out other documents"),
     _Option(
         "rollback",
         "streams only: fail, or rows for a sink that repairs by rollback and sweep rows",
@@ -147,6 +150,8 @@ class SourceOptions:
     has_values: bool = True
     has_meta: bool = False
     key_prefix: str = ""
+    selector: str = ""
+    """Text of a Mango selector that documents of a batch read match; empty: all."""
     repairs: bool = False
     """Whether the sink repairs what a rollback row tells it (option rollback)."""
     is_durable_only: bool = False
@@ -216,6 +221,7 @@ def parse_options(
         has_values=not _read(values, "noValue", _flag),
         has_meta=_read(values, "meta", _flag),
         key_prefix=_read(values, "keyPrefix", _key_prefix),
+        selector=_read(values, "selector", _selector),
         repairs=_read(values, "rollback", _repairs),
         is_durable_only=_read(values, "durableOnly", _flag),
         has_tombstones=_has_tombstones(values),
@@ -345,7 +351,7 @@ def _no_pushdown(text: str) -> None:
         raise ValueError(
             "PySpark keeps the filters of one query for later queries of the same DataFrame, and "
             "these would lack rows. Leave the option out: where() works without it. To read less, "
-            "use partitions, keyPrefix, startingOffsets and endingOffsets"
+            "use selector, partitions, keyPrefix, startingOffsets and endingOffsets"
         )
 
 
@@ -391,6 +397,18 @@ def _key_prefix(text: str) -> str:
         key_from_text(text + "0" if text.startswith("\\x") and len(text) % 2 else text)
     except ValueError as error:
         raise ValueError(f"not a prefix of a key: {error}") from error
+    return text
+
+
+def _selector(text: str) -> str:
+    size = len(text.encode())
+    if size > SELECTOR_BYTES_MAX:
+        raise ValueError(f"{size} bytes, at most {SELECTOR_BYTES_MAX} are allowed")
+    try:
+        if text:
+            stored_condition(text.encode())
+    except UsageError as error:
+        raise ValueError(f"no Mango selector: {error}") from error
     return text
 
 

@@ -12,7 +12,9 @@ Invariants:
 Spark's filters are not taken over (`DataSourceReader.pushFilters`). PySpark 4.2 and 4.3 keep the
 ranges and the filters of one query with the loaded DataFrame, and use them for every later query
 of it that pushes no filter, such as `count()`, and for both sides of a self-join. No Python code
-is called then, so a source cannot correct it: rows would be missing without an error.
+is called then, so a source cannot correct it: rows would be missing without an error. The option
+`selector` says what the nodes shall leave out. They send what they cannot judge quickly, and nodes
+of earlier releases send all, so each row is judged here again.
 
 Hot path: socket -> `BucketRanges` -> `cut_columns` -> Arrow; measured by `make bench`.
 
@@ -22,7 +24,7 @@ Elsewhere: which ranges (`ranges`), form of the rows (`schema`).
 from __future__ import annotations
 
 import time
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import closing
 from functools import partial
 from typing import Final
@@ -48,6 +50,7 @@ from millstream.pipelines.change_stream.schema import (
     RowForm,
     branch_table,
 )
+from millstream.views.core.mango.stored import stored_condition
 
 __all__ = ["NodeRanges", "committed_batches", "mark_rows", "pinned_batches", "pinned_chunks"]
 
@@ -62,7 +65,7 @@ class NodeRanges:
         self, options: SourceOptions, *, with_values: bool, with_meta: bool = False
     ) -> None:
         self._options = options
-        self._with_values = with_values
+        self._with_values = with_values or bool(options.selector)  # which is checked here, too
         self._with_meta = with_meta
         self._client: Client | None = None
 
@@ -84,6 +87,7 @@ class NodeRanges:
             self._connected().router,
             with_values=self._with_values,
             with_meta=self._with_meta,
+            selector=self._options.selector,
             waiting=Wait(self._options.reconnect_s),
         )
         with closing(read):
@@ -259,7 +263,12 @@ def _batches(
     is_live_only: bool = False,
 ) -> Iterator[pa.RecordBatch]:
     table = branch_table(branches)
-    wanted = partial(_rows_wanted, key_prefix=options.key_prefix, is_live_only=is_live_only)
+    wanted = partial(
+        _rows_wanted,
+        key_prefix=options.key_prefix,
+        condition=stored_condition(options.selector.encode()) if options.selector else None,
+        is_live_only=is_live_only,
+    )
     columns, size = Columns(), 0
     for chunk in chunks:
         cut_columns(chunk, columns)
@@ -290,12 +299,19 @@ def mark_rows(reads: Sequence[RangeRead]) -> list[MarkRow]:
     return rollbacks + sweeps
 
 
-def _rows_wanted(columns: Columns, key_prefix: str, *, is_live_only: bool) -> pa.Array | None:
+def _rows_wanted(
+    columns: Columns,
+    key_prefix: str,
+    condition: Callable[[str, bytes], bool] | None = None,
+    *,
+    is_live_only: bool,
+) -> pa.Array | None:
     """Return which changes are wanted; None: all.
 
     Args:
         columns: the changes.
         key_prefix: with which the text form of a key begins.
+        condition: of keys and values; deletions are not wanted then. None: all are wanted.
         is_live_only: without deletions.
     """
     mask = None
@@ -304,4 +320,11 @@ def _rows_wanted(columns: Columns, key_prefix: str, *, is_live_only: bool) -> pa
     if key_prefix:
         begins = pc.starts_with(pa.array(columns.key, pa.string()), key_prefix)
         mask = begins if mask is None else pc.and_(mask, begins)
+    if condition is not None:
+        keys_and_values = zip(columns.key, columns.value, strict=True)
+        passes = pa.array(
+            [value is not None and condition(key, value) for key, value in keys_and_values],
+            pa.bool_(),
+        )
+        mask = passes if mask is None else pc.and_(mask, passes)
     return mask

@@ -16,6 +16,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from time import monotonic_ns, perf_counter, time_ns
 from typing import Final, Protocol
@@ -23,6 +24,7 @@ from typing import Final, Protocol
 from millstream.errors import MillstreamError
 from millstream.runtime.tasks import Tasks
 from millstream.upr.core.producer import Producer, Rollback, StreamFigures
+from millstream.upr.core.selecting import Conditions, no_conditions
 from millstream.upr.core.source import BucketSource
 from millstream.upr.core.stream import Chunk, LogRead
 from millstream.upr.core.takeover import TakeOverStream
@@ -35,6 +37,9 @@ GATHER_S: Final = 0.001
 LOOK_SHARE: Final = 4
 """Work is not gathered while small rounds take less than one part in this many of the time."""
 
+_SELECTORS: Final = ThreadPoolExecutor(1, "stream-selectors")
+"""Conditions on documents are worked out in one thread, so that the loop competes with no more
+than one for the interpreter."""
 _LOG = logging.getLogger(__name__)
 
 
@@ -64,6 +69,7 @@ class StreamSession:
         has_json: HELLO granted the JSON bit.
         may_take_over: the user is an administrator.
         config: returns the cluster map as JSON.
+        conditions: makes conditions on documents; they are worked out in a thread.
     """
 
     def __init__(
@@ -77,13 +83,14 @@ class StreamSession:
         has_json: bool,
         may_take_over: bool = False,
         config: Callable[[], bytes] = bytes,
+        conditions: Conditions = no_conditions,
     ) -> None:
         self._connection = connection
         self._source = source
         self._name = name
         self._producer = Producer(
             source, flags, is_extended=is_extended, has_json=has_json,
-            may_take_over=may_take_over, config=config,
+            may_take_over=may_take_over, config=config, conditions=conditions,
         )  # fmt: skip
         self.since_ms = time_ns() // 1_000_000
         """When it was opened (Unix)."""
@@ -183,7 +190,8 @@ class StreamSession:
         if data:
             self._connection.write(data)
         for read in self._producer.take_reads():
-            future = self._loop.run_in_executor(None, _next_chunk, read)
+            threads = _SELECTORS if read.stream.selects else None
+            future = self._loop.run_in_executor(threads, _next_chunk, read)
             future.add_done_callback(partial(self._on_read, read))
         self._looked_at_s = perf_counter()
         self._credit_s -= self._looked_at_s - began_s

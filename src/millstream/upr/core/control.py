@@ -14,7 +14,14 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Final
 
+from millstream.errors import UsageError
 from millstream.model.limits import STREAM_NAME_BYTES_MAX
+from millstream.upr.core.selecting import (
+    SELECTOR_BYTES_MAX,
+    Condition,
+    Conditions,
+    no_conditions,
+)
 from millstream.wire.mcbp import Status
 
 __all__ = ["Settings"]
@@ -50,9 +57,16 @@ _OWN_UNSUPPORTED: Final = frozenset({"column_batches"})
 
 
 class Settings:
-    """The settings of one connection, changed by CONTROL."""
+    """The settings of one connection, changed by CONTROL.
+
+    Args:
+        is_extended: keys of our own are known.
+        conditions: makes a condition on documents of its text.
+    """
 
     __slots__ = (
+        "_conditions",
+        "condition",
         "consumer_name",
         "has_barriers",
         "has_cycle_ends",
@@ -67,8 +81,11 @@ class Settings:
         "window_bytes",
     )
 
-    def __init__(self, *, is_extended: bool) -> None:
+    def __init__(self, *, is_extended: bool, conditions: Conditions = no_conditions) -> None:
         self.is_extended = is_extended
+        self._conditions = conditions
+        self.condition: Condition | None = None
+        """Streams asked for from here on leave out documents for which it is false."""
         self.window_bytes = 0
         """Flow control window; 0: no flow control."""
         self.consumer_name = ""
@@ -124,6 +141,8 @@ class Settings:
                 self.is_durable_only = _boolean(text)
             case "document_meta":
                 self.has_document_meta = _boolean(text)
+            case "selector":
+                self.condition = self._condition(text.encode())
             case "enable_barriers":
                 self.has_barriers = _boolean(text)
             case "enable_cycle_ends":
@@ -131,6 +150,14 @@ class Settings:
             case _:
                 return False
         return True
+
+    def _condition(self, text: bytes) -> Condition:
+        if len(text) > SELECTOR_BYTES_MAX:
+            raise ValueError(f"a selector of {len(text)} bytes")
+        try:
+            return self._conditions(text)
+        except UsageError as error:
+            raise ValueError(str(error)) from error
 
 
 def _boolean(text: str) -> bool:

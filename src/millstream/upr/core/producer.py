@@ -49,6 +49,7 @@ from millstream.upr.core.messages import (
     encode_failover_log,
 )
 from millstream.upr.core.profile import DescribedProfile, Profile
+from millstream.upr.core.selecting import Conditions, no_conditions
 from millstream.upr.core.source import BucketSource, PartitionSource
 from millstream.upr.core.stream import Chunk, LogRead, Stream, StreamState
 from millstream.upr.core.takeover import TAKE_OVER_TICK_MS, TakeOvers, TakeOverStream
@@ -142,6 +143,7 @@ class Producer:
         may_take_over: the peer may make copies here dead, in favour of its own, and say what its
             own have.
         config: returns the cluster map, for who asks the wrong node.
+        conditions: makes conditions on documents, for who wants only some.
     """
 
     def __init__(
@@ -153,8 +155,9 @@ class Producer:
         has_json: bool,
         may_take_over: bool = False,
         config: Callable[[], bytes] = bytes,
+        conditions: Conditions = no_conditions,
     ) -> None:
-        self.settings = Settings(is_extended=is_extended)
+        self.settings = Settings(is_extended=is_extended, conditions=conditions)
         self.unacked_bytes = 0
         self.acked_bytes_total = 0
         self.sent_bytes_total = 0
@@ -270,6 +273,7 @@ class Producer:
         return Stream(
             source, grant, opaque, profile,
             has_advances=has_advances, skips_deletes=skips, bucket=self._bucket,
+            condition=self.settings.condition,
         )  # fmt: skip
 
     def _on_close_stream(self, packet: Packet) -> None:
@@ -386,11 +390,7 @@ class Producer:
         if self._is_dirty:
             self._is_dirty = False
             streams = self._streams
-            self._round = [
-                streams[partition_id]
-                for partition_id in reversed(self._order)
-                if streams[partition_id].is_ready()
-            ]
+            self._round = [streams[p] for p in reversed(self._order) if streams[p].is_ready()]
             if self.settings.has_cycle_ends:
                 self._barriers.begin_cycle(streams.values())
         return bool(self._round)

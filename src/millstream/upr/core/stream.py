@@ -16,6 +16,7 @@ Invariants:
 6. A change that is described is one item with its description, from source to wire: nothing comes
    between them.
 7. At most one chunk of the log is being read and one is waiting, per stream.
+8. With a condition, what memory has goes through a worker thread as what the log has.
 
 Elsewhere: turns, flow control and replies (`upr.core.producer`), the judgement of the request
 (`upr.core.decision`).
@@ -34,6 +35,7 @@ from typing import Final, NamedTuple
 from millstream.model.partitions import PartitionState
 from millstream.upr.core.decision import Grant
 from millstream.upr.core.profile import Profile
+from millstream.upr.core.selecting import Condition, selected
 from millstream.upr.core.source import BucketSource, Hold, PartitionSource
 from millstream.wire.frames import change_of, is_put, seqno_of, stream_end
 from millstream.wire.mcbp import Opcode, SnapshotFlag, StreamEndReason, request
@@ -92,12 +94,14 @@ class Stream:
         bucket: whose other streams may share what is joined; None: there are none.
         skips_deletes: leave tombstones out of the first snapshot, as far as it is read from the
             log; only from the beginning.
+        condition: documents for which it is false are left out; None: none is.
     """
 
     __slots__ = (
         "_chunk",
         "_chunk_at",
         "_chunks",
+        "_condition",
         "_disk_before",
         "_end_min",
         "_epoch",
@@ -136,9 +140,11 @@ class Stream:
         has_advances: bool,
         skips_deletes: bool,
         bucket: BucketSource | None = None,
+        condition: Condition | None = None,
     ) -> None:
         self.source = source
-        self._sharing = bucket
+        self._sharing = bucket if condition is None else None
+        self._condition = condition
         self.opaque = opaque
         self.state = StreamState.PENDING
         self.has_advances = has_advances
@@ -181,6 +187,11 @@ class Stream:
     def partition_id(self) -> int:
         """Number of the partition."""
         return self.source.partition_id
+
+    @property
+    def selects(self) -> bool:
+        """Whether documents are left out by a condition."""
+        return self._condition is not None
 
     @property
     def lag(self) -> int:
@@ -366,9 +377,14 @@ class Stream:
             return [], self.sent
         if self.state is StreamState.IN_MEMORY:
             found = self._slice(self.sent, self._hold.at, bytes_max, items_max)
-            if found is not None:
+            if found is None:
+                self._open_log()
+            elif self._condition is None:
                 return found
-            self._open_log()
+            else:
+                self._move(StreamState.BACKFILLING)
+                self._upto = found[1]
+                self._chunks = selected(iter([found]), self._condition)
         return self._from_log(bytes_max, items_max)
 
     # -- snapshots
@@ -456,6 +472,8 @@ class Stream:
         self._chunks = self.source.backfill(
             self.sent, at, is_logged=is_logged, is_described=self._profile.is_described
         )
+        if self._condition is not None:
+            self._chunks = selected(self._chunks, self._condition)
 
     def _forget_log(self) -> None:
         self._chunks = self._chunk = self._next_chunk = None

@@ -86,7 +86,7 @@ def test_a_sink_that_repairs_says_so() -> None:
 
 def test_pushdown_is_refused() -> None:
     parsed(pushdown="false")
-    with pytest.raises(UsageError, match="use partitions, keyPrefix") as caught:
+    with pytest.raises(UsageError, match="use selector, partitions, keyPrefix") as caught:
         parsed(pushdown="true")
     assert caught.value.code == "bad_option"
 
@@ -132,6 +132,9 @@ def test_the_bucket_must_be_named() -> None:
         ("pollMs", "60001", "a whole number from 0 to 60000"),
         ("noValue", "yes", "write true or false"),
         ("keyPrefix", "\\xzz", "not a prefix of a key"),
+        ("selector", "n > 1", "no Mango selector"),
+        ("selector", "[]", "no Mango selector"),
+        ("selector", '{"n": "%s"}' % ("x" * 4096), "4105 bytes, at most 4096 are allowed"),
     ],
 )
 def test_a_wrong_value_is_named_with_the_reason(name: str, value: str, said: str) -> None:
