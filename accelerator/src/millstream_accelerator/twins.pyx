@@ -23,7 +23,7 @@ from cpython.tuple cimport PyTuple_GET_ITEM
 from libc.stdint cimport int64_t, uint8_t, uint16_t, uint32_t, uint64_t
 from libc.string cimport memcmp, memcpy
 
-SPECIFICATION = "5b7facaa8ec0"
+SPECIFICATION = "1d051b022689"
 
 cdef extern from "wire.h":
     uint16_t get16(const uint8_t *at) noexcept nogil

@@ -320,8 +320,7 @@ class KvSession:
                 break
             at = stop
             if reply is not None:
-                if way is read_plain:
-                    self._reads[0] += 1
+                self._reads[0] += way is read_plain
                 if reply:
                     out.append(reply)
                     budget -= len(reply) >> 10
