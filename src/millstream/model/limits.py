@@ -15,6 +15,8 @@ LOGIN_BYTES_MAX: Final = 64 * 1024
 """The same before a login, where there are users."""
 NOTED_BYTES_MIN: Final = 8 * 1024
 """What is held for one connection counts from here on; less is bounded by the number of them."""
+ASKED_BYTES_MAX: Final = 16 * 1024
+"""Value of a kv request that stores nothing; LEASE for all partitions has 10 KiB."""
 PARTITIONS_DEFAULT: Final = 64
 PARTITIONS_MAX: Final = 1024
 BUCKET_NAME_BYTES_MAX: Final = 100

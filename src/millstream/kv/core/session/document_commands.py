@@ -35,7 +35,7 @@ from millstream.wire.mcbp import (
     response,
 )
 
-__all__ = ["DOCUMENT_COMMANDS"]
+__all__ = ["DOCUMENT_COMMANDS", "OBSERVED_MAX"]
 
 _FLAGS_EXPIRY: Final = Struct(">II")
 _EXPIRY: Final = Struct(">I")
@@ -46,6 +46,8 @@ _OBSERVE: Final = Struct(">HH")
 _SECOND_NS: Final = 1_000_000_000
 RANDOM_TRIES_MAX: Final = 1000
 """Documents in memory that GET_RANDOM_KEY tries; if none of them will do it answers ETMPFAIL."""
+OBSERVED_MAX: Final = 1000
+"""Keys of an OBSERVE request."""
 _RESERVED: Final = (DESIGN_PREFIX, b"_local/")
 
 
@@ -330,8 +332,11 @@ def _get_meta(session: KvSession, packet: Packet, now_ns: int) -> bytes | None:
 
 def _observe(session: KvSession, packet: Packet, now_ns: int) -> bytes | None:
     """OBSERVE: whether keys are known and persisted."""
-    found, at, value = bytearray(), 0, packet.value
+    found, at, value, count = bytearray(), 0, packet.value, 0
     while at < len(value):
+        count += 1
+        if count > OBSERVED_MAX:
+            return session.refusal(packet, Status.E2BIG)
         if at + 4 > len(value):
             return session.refusal(packet, Status.EINVAL)
         vbucket, size = _OBSERVE.unpack_from(value, at)

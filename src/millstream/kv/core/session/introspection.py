@@ -90,6 +90,8 @@ def _positions(session: KvSession, packet: Packet, _: int) -> bytes | None:
     if len(packet.value) % 2:
         return session.refusal(packet, Status.EINVAL)
     named = unpack(f">{len(packet.value) // 2}H", packet.value)
+    if len(named) > bucket.partition_count:
+        return session.refusal(packet, Status.EINVAL)
     if any(partition_id >= bucket.partition_count for partition_id in named):
         return session.refusal(packet, Status.NOT_MY_VBUCKET)
     wanted = [bucket.partitions[p] for p in named] if named else bucket.partitions
@@ -185,6 +187,8 @@ def _lease(session: KvSession, packet: Packet, _: int) -> bytes | None:
     if len(packet.value) < begin or (len(packet.value) - begin) % _SEQNO.size:
         return session.refusal(packet, Status.EINVAL)
     named = list(iter_unpack(">HQ", packet.value[begin:]))
+    if len(named) > bucket.partition_count:
+        return session.refusal(packet, Status.EINVAL)
     if any(partition_id >= bucket.partition_count for partition_id, _ in named):
         return session.refusal(packet, Status.NOT_MY_VBUCKET)
     if op == _RELEASE:

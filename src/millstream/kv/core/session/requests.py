@@ -5,6 +5,8 @@ For all commands except those that the request loop answers itself.
 Invariants:
 1. A frame whose parts do not fit into it is refused.
 2. Unknown framing extras are refused, never ignored.
+3. Only requests that store something may have a value above `ASKED_BYTES_MAX`: to look through
+   20 MiB of names would hold up the loop.
 
 Elsewhere: the loop (`kv.core.session.session`), the layout (`wire.mcbp`).
 """
@@ -14,7 +16,12 @@ from __future__ import annotations
 from typing import Final
 
 from millstream.errors import RemoteProtocolError
-from millstream.model.limits import FRAME_BYTES_MAX, LOGIN_BYTES_MAX, SKIPPED_BYTES_MAX
+from millstream.model.limits import (
+    ASKED_BYTES_MAX,
+    FRAME_BYTES_MAX,
+    LOGIN_BYTES_MAX,
+    SKIPPED_BYTES_MAX,
+)
 from millstream.wire.mcbp import (
     ALT_REQUEST,
     ALT_RESPONSE,
@@ -32,9 +39,11 @@ from millstream.wire.mcbp import (
 __all__ = [
     "MAGICS",
     "ORDINARY",
+    "STORING",
     "cut_request",
     "durability_of",
     "http_refusal",
+    "is_too_large",
     "is_waited_for",
     "not_binary",
 ]
@@ -60,6 +69,19 @@ _DURABLE: Final = frozenset(
     {Opcode.SET, Opcode.ADD, Opcode.REPLACE, Opcode.DELETE, Opcode.INCREMENT, Opcode.DECREMENT,
      Opcode.APPEND, Opcode.PREPEND}
 )  # fmt: skip
+STORING: Final = frozenset(
+    {Opcode.SET, Opcode.SETQ, Opcode.ADD, Opcode.ADDQ, Opcode.REPLACE, Opcode.REPLACEQ,
+     Opcode.APPEND, Opcode.APPENDQ, Opcode.PREPEND, Opcode.PREPENDQ,
+     Opcode.SET_WITH_META, Opcode.SETQ_WITH_META, Opcode.ADD_WITH_META, Opcode.ADDQ_WITH_META,
+     Opcode.DEL_WITH_META, Opcode.DELQ_WITH_META, Opcode.PUT_BLOB, Opcode.EXCHANGE_RECORDS,
+     Opcode.DCP_MUTATION, Opcode.DCP_DELETION, Opcode.DCP_EXPIRATION}
+)  # fmt: skip
+"""Requests whose value may be as large as a document."""
+
+
+def is_too_large(packet: Packet) -> bool:
+    """Return whether a request has a larger value than its kind may have."""
+    return len(packet.value) > ASKED_BYTES_MAX and packet.opcode not in STORING
 
 
 def cut_request(data: bytes, at: int, stop: int) -> Packet:

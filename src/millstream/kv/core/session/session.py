@@ -55,6 +55,7 @@ from millstream.kv.core.session.requests import (
     ORDINARY,
     cut_request,
     durability_of,
+    is_too_large,
     is_waited_for,
     not_binary,
 )
@@ -86,14 +87,21 @@ __all__ = ["DEFERRED_BYTES_MAX", "DEFERRED_MAX", "Command", "KvSession"]
 
 OTHER_COST: Final = 3
 """A request that the table of commands answers counts as so many more."""
-COSTS: Final = {
+COSTS: Final[dict[int, int]] = {
     Opcode.DCP_STREAM_REQ: 15,
     **dict.fromkeys(
-        (Opcode.STAT, Opcode.POSITIONS, Opcode.GET_ALL_VB_SEQNOS, Opcode.LEASE),
+        (
+            Opcode.STAT,
+            Opcode.POSITIONS,
+            Opcode.GET_ALL_VB_SEQNOS,
+            Opcode.LEASE,
+            Opcode.OBSERVE,
+            Opcode.GET_RANDOM_KEY,
+        ),
         REQUESTS_PER_WAKEUP_MAX,
     ),
 }
-"""The same for requests that cost more: those that look at all partitions are a wake-up each."""
+"""The same for requests that cost more: those that look at many things are a wake-up each."""
 DEFERRED_MAX: Final = 10_000
 """Replies waiting behind a durable write above which no further request is read."""
 DEFERRED_BYTES_MAX: Final = 4 * 1024 * 1024
@@ -367,6 +375,8 @@ class KvSession:
             status = Status.UNKNOWN_COMMAND
         elif not self.is_logged_in and packet.opcode not in self.open_commands:
             status = Status.EACCESS
+        elif is_too_large(packet):
+            status = Status.E2BIG
         elif packet.framing:
             status, level, patience_ms = durability_of(packet)
             status = status or self._refusal_of_level(packet, level, now_ns)

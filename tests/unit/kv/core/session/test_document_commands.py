@@ -6,6 +6,7 @@ import pytest
 
 from millstream.kv.core.copies import moves
 from millstream.kv.core.partition.replica import Replica
+from millstream.kv.core.session.document_commands import OBSERVED_MAX
 from millstream.kv.core.session.session import KvSession
 from millstream.model.partitions import PartitionState, partition_of
 from millstream.model.position import FailoverEntry
@@ -128,6 +129,10 @@ def test_observe_tells_what_is_persisted() -> None:
     assert do(session, Opcode.OBSERVE, key=b"", value=name[:-1]).status == Status.EINVAL
     missing = PARTITION.to_bytes(2, "big") + b"\0\1x"
     assert do(session, Opcode.OBSERVE, key=b"", value=missing).value[5] == 0x80
+    most = do(session, Opcode.OBSERVE, key=b"", value=missing * OBSERVED_MAX)
+    assert len(most.value) == 14 * OBSERVED_MAX
+    more = do(session, Opcode.OBSERVE, key=b"", value=missing * (OBSERVED_MAX + 1))
+    assert more.status == Status.E2BIG
 
 
 def test_flush_is_for_the_memcached_port() -> None:

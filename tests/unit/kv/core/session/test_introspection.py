@@ -48,6 +48,10 @@ def test_positions() -> None:
     assert struct.unpack(">HB5x8Q", named) == (1, 1, 0xABC, BRANCH, 2, 2, 2, 0, 0, 0)
     assert ask(session, request(Opcode.POSITIONS, value=b"\0\4"))[0].status == 7
     assert ask(session, request(Opcode.POSITIONS, value=b"\0"))[0].status == Status.EINVAL
+    often = request(Opcode.POSITIONS, value=b"\0\1" * 5)
+    assert ask(session, often)[0].status == Status.EINVAL
+    lease = request(Opcode.LEASE, extras=b"\1" + bytes(10), value=bytes(10) * 5)
+    assert ask(session, lease)[0].status == Status.EINVAL
 
 
 def test_positions_tell_what_a_majority_has_on_disk() -> None:

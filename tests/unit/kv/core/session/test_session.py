@@ -7,10 +7,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from millstream.errors import RemoteProtocolError
+from millstream.kv.aio.connection import COMMANDS
 from millstream.kv.core.bucket import Bucket
 from millstream.kv.core.copies import moves
 from millstream.kv.core.copies.durability import DURABLE_WAIT_S_DEFAULT
 from millstream.kv.core.partition.partition import Partition
+from millstream.kv.core.session.requests import STORING
 from millstream.kv.core.session.session import (
     DEFERRED_BYTES_MAX,
     DEFERRED_MAX,
@@ -18,7 +20,7 @@ from millstream.kv.core.session.session import (
     KvSession,
 )
 from millstream.model.bucket_map import BucketMap, NodeAddress
-from millstream.model.limits import REQUESTS_PER_WAKEUP_MAX
+from millstream.model.limits import ASKED_BYTES_MAX, REQUESTS_PER_WAKEUP_MAX
 from millstream.model.partitions import PartitionState, partition_of
 from millstream.storage.core.summary import RecoveredPartition
 from millstream.wire.mcbp import (
@@ -309,6 +311,13 @@ def test_a_wakeup_is_bounded_and_the_rest_is_kept() -> None:
     assert session.needs_care
     assert len(session.receive(b"", NOW)) == 24 * 5
     assert not session.has_request
+
+
+@pytest.mark.parametrize("opcode", sorted(set(COMMANDS) - STORING))
+def test_a_request_that_stores_nothing_may_not_be_large(opcode: int) -> None:
+    """20 MiB of partition ids, keys or JSON held the loop for seconds."""
+    large = request(opcode, value=bytes(ASKED_BYTES_MAX + 1))
+    assert ask(new_session(), large)[0].status == Status.E2BIG
 
 
 def test_a_wakeup_is_bounded_in_bytes_too() -> None:
