@@ -46,7 +46,7 @@ _OBSERVE: Final = Struct(">HH")
 _SECOND_NS: Final = 1_000_000_000
 RANDOM_TRIES_MAX: Final = 1000
 """Documents in memory that GET_RANDOM_KEY tries; if none of them will do it answers ETMPFAIL."""
-OBSERVED_MAX: Final = 1000
+OBSERVED_MAX: Final = 500
 """Keys of an OBSERVE request."""
 _RESERVED: Final = (DESIGN_PREFIX, b"_local/")
 

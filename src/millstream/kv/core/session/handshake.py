@@ -30,13 +30,15 @@ from millstream.wire.mcbp import (
     response,
 )
 
-__all__ = ["BEFORE_LOGIN", "ERROR_MAP", "SESSION_COMMANDS", "VERSION"]
+__all__ = ["BEFORE_LOGIN", "ERROR_MAP", "FEATURES_MAX", "SESSION_COMMANDS", "VERSION"]
 
 VERSION: Final = "0.1.0-0000"
 """In the form that stream clients parse: major.minor.patch-build."""
 MEMCACHED_VERSION: Final = f"1.6.0 (Millstream {VERSION})"
 """On the plain port: clients read memcached's protocol version from it, and reject 0."""
 
+FEATURES_MAX: Final = 256
+"""Features that a HELLO may ask for."""
 _GRANTED: Final = frozenset(
     {Feature.TCP_NODELAY, Feature.MUTATION_SEQNO, Feature.XERROR, Feature.SELECT_BUCKET,
      Feature.JSON, Feature.ALT_REQUEST, Feature.SYNC_REPLICATION, Feature.PRESERVE_TTL,
@@ -107,7 +109,7 @@ def _success(packet: Packet, value: bytes = b"", *, datatype: int = 0) -> bytes:
 
 
 def _hello(session: KvSession, packet: Packet, _: int) -> bytes | None:
-    if len(packet.value) % 2:
+    if len(packet.value) % 2 or len(packet.value) > 2 * FEATURES_MAX:
         return session.refusal(packet, Status.EINVAL)
     asked = unpack(f">{len(packet.value) // 2}H", packet.value)
     withheld = {Feature.MILLSTREAM, Feature.MAP_NOTICE} if session.hashes_keys else set()

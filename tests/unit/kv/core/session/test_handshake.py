@@ -6,7 +6,7 @@ from collections.abc import Callable
 import pytest
 from msgspec import json
 
-from millstream.kv.core.session.handshake import MEMCACHED_VERSION, VERSION
+from millstream.kv.core.session.handshake import FEATURES_MAX, MEMCACHED_VERSION, VERSION
 from millstream.wire.mcbp import Feature, Opcode, Status, request
 from support.kv.session_double import HostDouble, ScramDouble, UserDouble, ask, new_session
 
@@ -27,6 +27,8 @@ def test_hello_grants_what_was_asked_and_is_real() -> None:
     assert struct.unpack(">2H", reply[0].value) == (Feature.JSON, Feature.XERROR)
     assert (session.client_name, session.datatype_mask) == ("test", 1)
     assert ask(session, request(Opcode.HELLO, value=b"x"))[0].status == Status.EINVAL
+    assert ask(session, hello(*range(FEATURES_MAX)))[0].status == 0
+    assert ask(session, hello(*range(FEATURES_MAX + 1)))[0].status == Status.EINVAL
 
 
 @pytest.mark.parametrize(
