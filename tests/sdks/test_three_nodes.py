@@ -12,7 +12,7 @@ from support.node.waiting import until
 
 KEYS = [f"key-{number}" for number in range(60)]
 ANYONE = ("anyone", "anything")
-AMBIGUOUS = {"timeout", "durability_ambiguous", "temporary"}
+AMBIGUOUS = {"timeout", "durability_ambiguous", "temporary", "cancelled"}
 """What a write may end with whose node was killed: it may be there or not."""
 
 

@@ -46,8 +46,9 @@ is refused."""
 DESCRIPTORS_KEPT: Final = 512
 """File descriptors that are kept for files and other nodes. The clients of a kind of port get at
 most half of the rest."""
-LOGIN_S_MAX: Final = 10.0
-"""How long a client may be connected without a log-in, where there are users."""
+LOGIN_S_MAX: Final = 30.0
+"""How long a client may be connected without a log-in, where there are users. On a busy machine an
+SDK may need more than 10 s to start and to compute its proof of the password."""
 STRANGERS_MAX: Final = 1000
 """Clients without a log-in, where there are users, or half of the places if those are fewer; for a
 further one the oldest is cut off."""

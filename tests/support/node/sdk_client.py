@@ -37,6 +37,8 @@ _NOT_AVAILABLE = (
     "Not allowed on this version of cluster",
 )  # fmt: skip
 """What the node says in the words of an SDK that has no error of its own for it."""
+_CANCELLED = "request cancelled: Closed in flight"
+"""What the SDK for Rust says of a request whose connection ended, without an error of its own."""
 _BUILT = {"java": "java/build/classes/Client.class", "node": "node/node_modules/couchbase"}
 
 
@@ -100,6 +102,8 @@ class SdkClient:
         answer: dict[str, Any] = json.loads(self._line(command))
         if answer.get("error") == "other" and any(w in answer["text"] for w in _NOT_AVAILABLE):
             answer["error"] = "not_available"
+        if answer.get("error") == "other" and _CANCELLED in answer["text"]:
+            answer["error"] = "cancelled"
         return answer
 
     def _line(self, command: str) -> bytes:

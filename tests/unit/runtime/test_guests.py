@@ -81,6 +81,13 @@ def test_who_has_logged_in_stays_and_who_has_not_in_time_goes(clock):
     assert busy.is_cut
 
 
+def test_who_is_slow_to_prove_a_password_on_a_busy_machine_is_not_cut_off(clock):
+    crowd = Guests(lambda: True, clock, most=100)
+    slow = entered(crowd, clock, 1)
+    clock.turn(20)
+    assert cut(slow) == []
+
+
 def test_where_there_are_no_users_nobody_has_to_log_in(clock):
     crowd = Guests(lambda: False, clock, most=100)
     some = entered(crowd, clock, 3)

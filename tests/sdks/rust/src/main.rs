@@ -51,6 +51,7 @@ fn kind(error: &Error) -> &'static str {
         ErrorKind::ScopeNotFound => "scope_not_found",
         ErrorKind::DurabilityAmbiguous => "durability_ambiguous",
         ErrorKind::TemporaryFailure => "temporary",
+        ErrorKind::RequestCanceled => "cancelled",
         _ => "other",
     }
 }
