@@ -203,7 +203,8 @@ def parse_options(
         raise unknown_option(unknown, "the millstream source", meanings)
     values = _DEFAULTS | {_NAMES[name.lower()]: value for name, value in given.items()}
     if not values["bucket"]:
-        raise _bad("bucket", "", f"name it: .option('bucket', NAME). {_NO_TABLES}")
+        told = f"name the bucket to read: .option('bucket', NAME). {_NO_TABLES}"
+        raise _bad("bucket", "", told)
     _read(values, "pushdown", _no_pushdown)
     _check_typed(values)
     user = values["user"] or environ.get("MILLSTREAM_USER") or None
