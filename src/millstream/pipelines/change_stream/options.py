@@ -120,6 +120,10 @@ CONNECTION_OPTIONS: Final = (
     "hosts", "bucket", "user", "passwordFile", "password", "tlsCa", "reconnectTimeout",
 )  # fmt: skip
 """The options that say how to connect, which sinks and the other formats take too."""
+_NO_TABLES: Final = (
+    "Spark does not pass the options of CREATE TABLE to sources in Python: write CREATE TEMPORARY "
+    "VIEW ... USING millstream OPTIONS (...) instead"
+)
 _NAMES: Final = {option.name.lower(): option.name for option in OPTIONS}
 _DEFAULTS: Final = {option.name: option.default for option in OPTIONS}
 
@@ -191,13 +195,16 @@ def parse_options(
         UsageError: `bad_option`, `unknown_option`, `bad_offset`.
     """
     environ = os.environ if environ is None else environ
+    if any(name.lower().startswith("option.") for name in given):
+        raise UsageError(_NO_TABLES, code="bad_option")
     unknown = [name for name in given if name.lower() not in _NAMES]
     if unknown:
         meanings = {option.name: option.meaning for option in OPTIONS}
         raise unknown_option(unknown, "the millstream source", meanings)
     values = _DEFAULTS | {_NAMES[name.lower()]: value for name, value in given.items()}
     if not values["bucket"]:
-        raise _bad("bucket", "", "name the bucket to read: .option('bucket', NAME)")
+        told = f"name the bucket to read: .option('bucket', NAME). {_NO_TABLES}"
+        raise _bad("bucket", "", told)
     _read(values, "pushdown", _no_pushdown)
     _check_typed(values)
     user = values["user"] or environ.get("MILLSTREAM_USER") or None

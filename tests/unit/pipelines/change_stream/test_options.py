@@ -84,6 +84,15 @@ def test_a_sink_that_repairs_says_so() -> None:
             parsed(**wrong)
 
 
+@pytest.mark.parametrize(
+    "given", [{"option.bucket": "b", "owner": "root", "provider": "millstream"}, {}]
+)
+def test_what_spark_passes_of_a_table_is_answered_with_a_view(given: dict[str, str]) -> None:
+    """Spark passes the first when a table is made, the second when it is read."""
+    with pytest.raises(UsageError, match=r"write CREATE TEMPORARY VIEW \.\.\. USING"):
+        parse_options(given, {})
+
+
 def test_pushdown_is_refused() -> None:
     parsed(pushdown="false")
     with pytest.raises(UsageError, match="use selector, partitions, keyPrefix") as caught:
