@@ -12,6 +12,8 @@ from support.console.console import WAIT_MS, Console, OpenConsole
 from support.http.http_calls import done
 from support.node.node_process import NodeProcess, kept_ports
 
+LATE_MS = 60_000
+"""Index process, samples and page each look every few seconds."""
 _HAS_COLOUR = """([chart, wanted]) => {
   const canvas = chart.querySelector("canvas");
   const { data } = canvas.getContext("2d").getImageData(0, 0, canvas.width, canvas.height);
@@ -101,3 +103,16 @@ def test_an_open_page_survives_a_restart_of_the_node(
         node.start()
         expect(page.locator(".stale")).to_have_count(0, timeout=WAIT_MS)
         expect(console.row("Buckets", "flights")).to_be_visible()
+
+
+def test_a_broken_design_document_is_a_reason(
+    console: Console, node: NodeProcess, bucket: str
+) -> None:
+    design = {"_id": "_design/bad", "_rev": "1-a", "views": {"v": {"map": "function ("}}}
+    revisions = {"_revisions": {"start": 1, "ids": ["a"]}}
+    sent = {"new_edits": False, "docs": [design | revisions]}
+    assert done(node, "POST", f"/{bucket}/_bulk_docs", sent) == []  # as a replication stores it
+    health = console.open("overview").get_by_role("region", name="Health")
+    expect(health).to_contain_text(f"of bucket {bucket} are broken", timeout=LATE_MS)
+    done(node, "DELETE", f"/{bucket}/_design/bad?rev=1-a")
+    expect(health).not_to_contain_text(f"of bucket {bucket} are broken", timeout=LATE_MS)

@@ -104,3 +104,35 @@ def test_a_job_that_names_no_databases_is_shown(
     page.get_by_role("button", name="Stop and remove").click()
     console.confirm(job, "Stop")
     expect(console.row("Replications", job)).to_have_count(0, timeout=WAIT_MS)
+
+
+def test_a_paused_job_goes_on_from_its_checkpoint(
+    console: Console, node: NodeProcess, bucket: str
+) -> None:
+    job, copy = f"pause-{bucket}", f"{bucket}-copy"
+    done(node, "PUT", f"/{copy}?q=4")
+    done(node, "POST", f"/{bucket}/_bulk_docs", {"docs": [{"n": n} for n in range(30)]})
+    stored = {"source": bucket, "target": copy, "continuous": True, "selector": {}}
+    done(node, "PUT", f"/_replicator/{job}", stored)
+    page = console.open(f"sites?job={job}")
+    row = console.row("Replications", job)
+    expect(row).to_contain_text("0 changes", timeout=WAIT_MS)
+    page.get_by_role("button", name="Pause", exact=True).click()
+    expect(row).to_contain_text("paused", timeout=WAIT_MS)
+    assert call(node, "GET", f"/_replicator/{job}")[0] == 404
+    done(node, "PUT", f"/{bucket}/later", {"n": 31})
+    page.reload()  # it is kept at the node
+    expect(page.get_by_text("Nothing is copied.")).to_be_visible(timeout=WAIT_MS)
+    assert call(node, "GET", f"/{copy}/later")[0] == 404
+    page.get_by_role("button", name="Go on").click()
+    until(lambda: call(node, "GET", f"/{copy}/later")[0] == 200)
+    expect(row).to_contain_text("running", timeout=WAIT_MS)
+    again = done(node, "GET", f"/_replicator/{job}")
+    assert stored.items() <= again.items()
+    found = done(node, "GET", f"/_scheduler/docs/_replicator/{job}")["info"]
+    assert found["docs_written"] == 1, "it began again from its checkpoint"
+    page.get_by_role("button", name="Pause", exact=True).click()
+    expect(row).to_contain_text("paused", timeout=WAIT_MS)
+    page.get_by_role("button", name="Remove", exact=True).click()
+    console.confirm(job, "Stop")
+    expect(row).to_have_count(0, timeout=WAIT_MS)

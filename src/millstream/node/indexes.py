@@ -80,6 +80,7 @@ class IndexFigures(NamedTuple):
     commit_seconds_total: float = 0.0
     rollbacks_total: int = 0
     map_errors: int = 0
+    broken: int = 0
 
 
 class ToldBucket(Protocol):

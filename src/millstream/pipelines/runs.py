@@ -28,7 +28,7 @@ import os
 import re
 import signal
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 from typing import Any, Final
@@ -115,6 +115,7 @@ class RunProgress(msgspec.Struct, kw_only=True):
 
     `batches` are the last ones, oldest first. `lag`: partition -> changes that were there and not
     yet read when the last batch ended. `figures`: what this kind of pipeline tells besides.
+    `is_over`: the run has ended, with `error` or well.
     """
 
     updated: int = 0
@@ -124,6 +125,7 @@ class RunProgress(msgspec.Struct, kw_only=True):
     lag: dict[str, int] = msgspec.field(default_factory=dict)
     figures: dict[str, Any] = msgspec.field(default_factory=dict)
     error: str = ""
+    is_over: bool = False
 
     @property
     def rows_per_s(self) -> float:
@@ -137,9 +139,11 @@ class ProgressWriter:
 
     Args:
         name: of the run, whose lock is held.
+        tell: is told, too, each time that something is written.
     """
 
-    def __init__(self, name: str) -> None:
+    def __init__(self, name: str, tell: Callable[[RunProgress], None] | None = None) -> None:
+        self._tell = tell
         self._path = state_directory() / name / _PROGRESS
         self._progress = RunProgress()
         self._query_batch: tuple[str, int] | None = None
@@ -187,8 +191,20 @@ class ProgressWriter:
         self._progress.error = (str(error) or repr(error))[:ERROR_CHARS_MAX]
         self._write()
 
+    def ended(self) -> None:
+        """Tell that the run is over."""
+        self._progress.is_over = True
+        self._write()
+
+    def show(self, figures: Mapping[str, Any]) -> None:
+        """Tell what is known besides batches."""
+        self._progress.figures.update(figures)
+        self._write()
+
     def _write(self) -> None:
         self._progress.updated = time.time_ns() // 10**9
+        if self._tell is not None:
+            self._tell(self._progress)
         with suppress(OSError):
             self._path.parent.mkdir(parents=True, exist_ok=True)
             _replace(self._path, self._progress)

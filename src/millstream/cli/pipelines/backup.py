@@ -38,7 +38,7 @@ from millstream.cli.pipelines.run import (
     source_options,
     spark_session,
 )
-from millstream.errors import ConditionError, CorruptionError, UsageError
+from millstream.errors import ConditionError, CorruptionError, MillstreamError, UsageError
 
 if TYPE_CHECKING:
     from millstream.client.databases import Database
@@ -62,6 +62,8 @@ OverwriteOption = Annotated[
 ]
 MISSING_SHOWN_MAX = 10
 """Attachments, and documents that were not written, that a restore names."""
+INCREMENTS_MAX = 50
+"""Backups of a chain, the newest, that the node is told."""
 _AGAIN = "it has no manifest and does not count, what was there is as it was; run it again"
 _REST = "what it has written stays; run it again for the rest"
 
@@ -98,13 +100,13 @@ def run_backup(
 
     to = to.absolute()
     with (
-        recorded("backup", bucket, checkpoint=to, subject=str(to), address=at.address) as run,
+        recorded("backup", bucket, checkpoint=to, subject=str(to), at=at) as run,
         _watched(run, _AGAIN, master, driver_memory) as (spark, watch),
     ):
-        started = time.monotonic()
-        made = back_up(
-            spark, options, BackupDirectory(to), is_incremental=incremental, watch=watch
-        )
+        started, directory = time.monotonic(), BackupDirectory(to)
+        run.progress.show(_increments(directory))
+        made = back_up(spark, options, directory, is_incremental=incremental, watch=watch)
+        run.progress.show(_increments(directory))
     _tell(made, time.monotonic() - started, as_json=json)
 
 
@@ -149,7 +151,7 @@ def run_restore(
     backup = _backup_in(directory)
     path = backup.path
     with recorded(
-        "restore", bucket, checkpoint=path, subject=f"{path} to {at.address}", address=at.address
+        "restore", bucket, checkpoint=path, subject=f"{path} to {at.address}", at=at
     ) as run:
         with _watched(run, _REST, master, driver_memory) as (spark, watch):
             done = restore(
@@ -232,7 +234,7 @@ def verify(
     subject = f"{backup.path} with {bucket} at {at.address}" if bucket else str(backup.path)
     with recorded(
         "verify", bucket or "", checkpoint=backup.path, subject=subject,
-        address=at.address if bucket else "", name=backup.path.name,
+        at=at if bucket else None, name=backup.path.name,
     ) as run:  # fmt: skip
         with _watched(run, "run it again", master, driver_memory) as (spark, watch):
             file_count, problems = verify_files(spark, backup, watch=watch)
@@ -297,6 +299,23 @@ def _watched(
     watch = Watch(tell, advice=advice)
     with spark_session(run, watch.stop, master=master, memory=memory) as spark:
         yield spark, watch
+
+
+def _increments(directory: BackupDirectory) -> dict[str, Any]:
+    """Return the newest backup and what it builds on, oldest first, `INCREMENTS_MAX` of them."""
+    from millstream.pipelines.lake.chain import chain_of
+
+    try:
+        manifests = directory.manifests()
+        chain = chain_of(manifests, manifests.newest)[:INCREMENTS_MAX] if manifests.newest else []
+    except (MillstreamError, OSError):  # not there yet, or damaged: who builds on it says so
+        return {}
+    shown = [
+        {"id": one.id, "parent": one.parent, "created": one.created, "rows": one.row_count,
+         "bytes": sum(file.byte_count for part in one.parts for file in part.files)}
+        for one in reversed(chain)
+    ]  # fmt: skip
+    return {"chain": shown}
 
 
 def _tell(made: Manifest, seconds: float, *, as_json: bool) -> None:

@@ -84,9 +84,7 @@ def run_lake(
     to = to.absolute()
     source = {"hosts": at.address, "bucket": bucket} | ({"user": at.user} if at.user else {})
     source |= file_options(at)
-    with recorded(
-        "lake", bucket, checkpoint=to / "checkpoint", subject=str(to), address=at.address
-    ) as run:
+    with recorded("lake", bucket, checkpoint=to / "checkpoint", subject=str(to), at=at) as run:
         query = TableQuery(
             source, to, rows_per_batch=rows_per_batch or ROWS_PER_BATCH,
             form=form.value, on_progress=run.progress.query,

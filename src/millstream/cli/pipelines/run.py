@@ -16,10 +16,12 @@ from __future__ import annotations
 
 import os
 import signal
+import socket
 import sys
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, NamedTuple
 
@@ -28,6 +30,7 @@ import typer
 from rich.console import Console
 
 from millstream.cli.connect import NodeOptions, awaited
+from millstream.cli.pipelines.telling import NodeTeller, http_at
 from millstream.pipelines.runs import ProgressWriter, RunRecord, begin_run, state_directory
 
 if TYPE_CHECKING:
@@ -110,7 +113,7 @@ def recorded(
     *,
     checkpoint: Path,
     subject: str,
-    address: str = "",
+    at: NodeOptions | None = None,
     ddoc: str = "",
     name: str = "",
 ) -> Iterator[Run]:
@@ -121,7 +124,7 @@ def recorded(
         bucket: that it reads or writes, if any.
         checkpoint: see `RunRecord`.
         subject: see `RunRecord`.
-        address: of the node, if any.
+        at: the node, if any, which is told of the run.
         ddoc: name of the design document, if any.
         name: what its name ends with, if not the bucket.
 
@@ -129,15 +132,22 @@ def recorded(
         ConditionError: `already_running`.
         UnavailableError: `bad_state_directory`.
     """
+    address = at.address if at else ""
     wanted = RunRecord(
         name=f"{kind}-{name or bucket}", kind=kind, bucket=bucket, ddoc=ddoc, address=address,
         checkpoint=str(checkpoint), subject=subject, pid=os.getpid(),
         started=time.time_ns() // 10**9,
     )  # fmt: skip
     with begin_run(wanted) as record:
-        run = Run(record, ProgressWriter(record.name))
-        with kept_failure(run):
-            yield run
+        tell = None
+        if at is not None and bucket:
+            tell = NodeTeller(record, socket.gethostname(), partial(http_at, bucket, at))
+        run = Run(record, ProgressWriter(record.name, tell))
+        try:
+            with kept_failure(run):
+                yield run
+        finally:
+            run.progress.ended()
 
 
 @contextmanager

@@ -141,7 +141,7 @@ def run_views(
             leaf = f"{design}-{spec.bucket_uuid[:8]}-{spec.signature[:12]}"
             directory = (checkpoint.absolute() / leaf) if checkpoint else Path(leaf)
             run = recorded(
-                "views", bucket, checkpoint=directory, subject=at.address, address=at.address,
+                "views", bucket, checkpoint=directory, subject=at.address, at=at,
                 ddoc=design, name=f"{bucket}-{design}",
             )  # fmt: skip
             runs.append(stack.enter_context(run))
@@ -165,9 +165,7 @@ def run_views(
                 task_count=task_count,
             )  # fmt: skip
         if not runs:
-            run = recorded(
-                "views", bucket, checkpoint=Path("offered"), subject=at.address, address=at.address
-            )
+            run = recorded("views", bucket, checkpoint=Path("offered"), subject=at.address, at=at)
             runs.append(stack.enter_context(run))
 
         def stop() -> None:

@@ -118,6 +118,11 @@ _BUCKET_RULES: Final = (
         "Map functions of bucket {bucket} failed on {n} documents.",
         "The page Query shows which: try the function on documents.",
     ),
+    _Rule(
+        "index_broken", "warning", "design_broken",
+        "{n} design documents or indexes of bucket {bucket} are broken: their views fail.",
+        "A view of one tells the error, and so do the logs of the index process. Mend the design.",
+    ),
 )  # fmt: skip
 
 

@@ -338,6 +338,7 @@ BUCKET_FIGURES: Final[Mapping[str, str]] = {
     "index_commits_total": "Commits of indexes",
     "index_commit_seconds_total": "Time of these commits, including maps",
     "index_rollbacks_total": "Indexes rolled back because a partition has another history",
+    "index_broken": "Design documents that do not compile, and indexes that cannot be used",
     "index_map_errors": "Documents on which a map function failed, in the present indexes",
     "clients_received_bytes_total": "Bytes received on the kv ports with this bucket selected",
     "clients_sent_bytes_total": "Bytes of replies on these ports; streams are not counted here",

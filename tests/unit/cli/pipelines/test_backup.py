@@ -11,7 +11,9 @@ from typing import Any
 import pytest
 
 from millstream.cli.pipelines import backup as pipeline_backup
-from millstream.errors import ConditionError, StreamError
+from millstream.cli.pipelines import run
+from millstream.client.http import HttpClient
+from millstream.errors import ConditionError, StreamError, UnavailableError
 from millstream.model.position import FailoverEntry, Position
 from millstream.pipelines.change_stream import control
 from millstream.pipelines.lake import backup, restore
@@ -48,7 +50,11 @@ def reachable(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
         asked.append(options)
         return FalseClient()
 
+    def no_http(*_: Any) -> HttpClient:
+        raise UnavailableError("no HTTP listener", code="no_http")
+
     monkeypatch.setattr(control, "open_client", open_client)
+    monkeypatch.setattr(run, "http_at", no_http)  # the run goes on all the same
     return asked
 
 

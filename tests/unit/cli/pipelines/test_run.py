@@ -38,7 +38,9 @@ def no_spark(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 def test_a_session_ends_with_its_run_and_both_signals_only_ask(tmp_path: Path) -> None:
     asked: list[str] = []
     before = [signal.getsignal(number) for number in (signal.SIGTERM, signal.SIGINT)]
-    with recorded("lake", "b", checkpoint=tmp_path / "d", subject="d", address="h:1") as run:
+    with recorded(
+        "lake", "b", checkpoint=tmp_path / "d", subject="d", at=NodeOptions("h:1")
+    ) as run:
         with spark_session(run, lambda: asked.append("stop"), master=None, memory="2g") as spark:
             os.kill(os.getpid(), signal.SIGTERM)
             os.kill(os.getpid(), signal.SIGINT)

@@ -547,7 +547,8 @@ class HostedBucket:
     def figures(self) -> dict[str, float]:
         """Return the figures of all indexes together, by the names of group `index`."""
         opened = list(self._open.values())
-        return figures_shown(opened, self._progress().values(), self._indexer.work())
+        shown = figures_shown(opened, self._progress().values(), self._indexer.work())
+        return shown | {"broken": len(self._refusals)}
 
     # -- compaction
 

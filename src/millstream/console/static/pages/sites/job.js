@@ -1,5 +1,5 @@
 // @ts-check
-/** One replication: its figures, why it crashed, what was refused or skipped; stop it, run it again, change it. */
+/** One replication: its figures, why it crashed, what was refused or skipped; pause, stop, run it again, change it. */
 import { del, documentPath, get, pathOf, post, put } from "../../lib/api.js";
 import { counted, duration, Time, UNKNOWN, whole } from "../../lib/format.js";
 import { html, useState } from "../../lib/html.js";
@@ -8,10 +8,8 @@ import { Confirm, FormDialog } from "../../parts/dialog.js";
 import { Check, Field, toast } from "../../parts/form.js";
 import { Badge } from "../../parts/states.js";
 import { Table } from "../../parts/table.js";
-import { KINDS, lagOf } from "./jobs.js";
+import { forget, HIDDEN, JOBS, KINDS, lagOf, pause, resume, shownEnd } from "./jobs.js";
 
-const JOBS = "_replicator";
-const HIDDEN = "***";
 /** A database may be made first. */
 const WAIT = { timeoutMs: 40_000 };
 
@@ -21,8 +19,10 @@ export function Job({ job, onChanged }) {
   const told = (/** @type {any} */ error) => toast(error.message, "bad");
   const path = documentPath(JOBS, job.doc_id || "");
   const name = job.doc_id || job.id.slice(0, 12);
+  const isPaused = job.state === "paused";
   const stop = async () => {
-    if (job.doc_id) await del(`${path}?rev=${(await get(path))._rev}`);
+    if (isPaused) await forget(name);
+    else if (job.doc_id) await del(`${path}?rev=${(await get(path))._rev}`);
     else await post("/_replicate", { cancel: true, id: job.id });
     toast(`Stopped ${name}.`);
     onChanged();
@@ -32,11 +32,18 @@ export function Job({ job, onChanged }) {
     toast(`${name} begins again from its last checkpoint.`);
     onChanged();
   };
+  const pausing = async () => {
+    await (isPaused ? resume(name) : pause(name));
+    toast(isPaused ? `${name} goes on from its last checkpoint.` : `Paused ${name}.`);
+    onChanged();
+  };
   return html`<section class="panel" aria-label="Chosen replication">
     <header><h2><bdi>${name}</bdi></h2><${Badge} kind=${KINDS[job.state] || "plain"}>${job.state}</${Badge}><span class="grow"></span>
-      ${job.doc_id && html`<button type="button" onClick=${() => again().catch(told)}>${job.state === "crashing" ? "Try now" : "Run again"}</button>
+      ${job.doc_id && html`<button type="button" onClick=${() => pausing().catch(told)}>${isPaused ? "Go on" : "Pause"}</button>`}
+      ${job.doc_id && !isPaused && html`<button type="button" onClick=${() => again().catch(told)}>${job.state === "crashing" ? "Try now" : "Run again"}</button>
         <button type="button" onClick=${() => get(path).then((stored) => setOpen({ stored })).catch(told)}>Change</button>`}
-      <button type="button" class="danger" onClick=${() => setOpen({ stop: true })}>${job.doc_id ? "Stop and remove" : "Stop"}</button></header>
+      <button type="button" class="danger" onClick=${() => setOpen({ stop: true })}>${isPaused ? "Remove" : job.doc_id ? "Stop and remove" : "Stop"}</button></header>
+    ${isPaused && html`<p>Paused since <${Time} ms=${job.paused_ms} />. Nothing is copied. It goes on from its last checkpoint.</p>`}
     ${job.info.error && html`<div class="error-box" role="alert"><p><strong>${job.state === "failed" ? "It failed." : `It crashed ${counted(job.crashes, "time")} in a row.`}</strong> <bdi>${job.info.error}</bdi></p>
       ${job.state === "crashing" && html`<p>The node tries again: after 30 s, then after twice as long each time, up to 8 h.</p>`}</div>`}
     ${job.info.source_error && html`<p class="stale">Reading the source failed and is repeated: <bdi>${job.info.source_error}</bdi></p>`}
@@ -57,7 +64,7 @@ function Figures({ job }) {
   return html`<dl class="facts">
     <dt>From</dt><dd class="mono"><bdi>${job.source ?? UNKNOWN}</bdi></dd>
     <dt>To</dt><dd class="mono"><bdi>${job.target ?? UNKNOWN}</bdi></dd>
-    <dt>Since</dt><dd><${Time} ms=${Date.parse(job.start_time)} />, ${duration(Math.max(0, (job.read_ms - Date.parse(job.start_time)) / 1000))} ago</dd>
+    ${job.start_time && html`<dt>Since</dt><dd><${Time} ms=${Date.parse(job.start_time)} />, ${duration(Math.max(0, (job.read_ms - Date.parse(job.start_time)) / 1000))} ago</dd>`}
     ${isKnown && html`
       <dt>Lag</dt><dd>${lagOf(job) === null ? "unknown: the source does not tell" : counted(/** @type {number} */ (lagOf(job)), "change")}</dd>
       <dt>In this run</dt><dd>${whole(info.revisions_checked)} revisions compared, ${whole(info.docs_read)} documents read, ${whole(info.docs_written)} written, ${whole(info.doc_write_failures)} refused</dd>
@@ -74,12 +81,6 @@ const HISTORY = [
   { name: "What", show: (/** @type {any} */ one) => html`<${Badge} kind=${one.type === "crashed" ? "bad" : "plain"}>${one.type}</${Badge}>` },
   { name: "Why", show: (/** @type {any} */ one) => html`<bdi>${one.reason ?? ""}</bdi>` },
 ];
-
-/** Return an end of a job as it is shown: without its password. @param {any} end  an address, a name, or an object with `url` */
-function shownEnd(end) {
-  const address = typeof end === "string" ? end : end?.url ?? "";
-  return address.replace(/^(\w+:\/\/[^/@:]*):[^/@]*@/, `$1:${HIDDEN}@`);
-}
 
 /**
  * Ask for a job and store it in a document.
