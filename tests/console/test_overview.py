@@ -1,5 +1,6 @@
 """The overview: health, live figures, and a node that goes away and comes back."""
 
+import re
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -58,6 +59,9 @@ def test_figures_follow_what_happens_and_an_address_reproduces_them(
         expect(writes).to_contain_text("/s", timeout=WAIT_MS)
         expect(writes).not_to_have_text("0/s", timeout=WAIT_MS)
         expect(console.row("Buckets", bucket)).to_contain_text("ready")
+    kv = page.locator("dt", has_text="Documents and streams").locator("+ dd")
+    expect(kv).to_have_text("{}:{}".format(*node.kv))
+    expect(page.locator(".facts dd", has_text=re.compile("^$"))).to_have_count(0)  # none is empty
     page.get_by_role("link", name="Connections").click()
     page.get_by_role("link", name="1 hour").click()
     expect(page.get_by_role("heading", name="Connections")).to_be_visible()

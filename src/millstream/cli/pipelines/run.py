@@ -30,7 +30,8 @@ import typer
 from rich.console import Console
 
 from millstream.cli.connect import NodeOptions, awaited
-from millstream.cli.pipelines.telling import NodeTeller, http_at
+from millstream.cli.pipelines.telling import REQUEST_S, NodeTeller
+from millstream.client.http import HttpClient, http_of
 from millstream.pipelines.runs import ProgressWriter, RunRecord, begin_run, state_directory
 
 if TYPE_CHECKING:
@@ -43,6 +44,7 @@ __all__ = [
     "Run",
     "check_node",
     "file_options",
+    "http_at",
     "kept_failure",
     "print_json",
     "recorded",
@@ -91,6 +93,21 @@ def source_options(bucket: str, at: NodeOptions) -> SourceOptions:
         password=who.password if who.user else None,
         tls_authority=at.tls_ca.read_text() if at.tls_ca else "",
     )  # fmt: skip
+
+
+def http_at(bucket: str, at: NodeOptions) -> HttpClient:
+    """Return the HTTP port of the node that a command was told.
+
+    Raises:
+        MillstreamError: as `millstream.connect`; `no_http`.
+    """
+    from millstream.pipelines.change_stream.control import open_client
+
+    who = at.who
+    with open_client(source_options(bucket, at)) as client:
+        return http_of(
+            client, user=who.user, password=who.password or "", tls=at.tls, timeout_s=REQUEST_S
+        )
 
 
 def file_options(at: NodeOptions) -> dict[str, str]:

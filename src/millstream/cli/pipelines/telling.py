@@ -25,14 +25,13 @@ from urllib.parse import quote
 
 import msgspec
 
-from millstream.client.http import HttpClient, http_of
 from millstream.errors import MillstreamError
 
 if TYPE_CHECKING:
-    from millstream.cli.connect import NodeOptions
+    from millstream.client.http import HttpClient
     from millstream.pipelines.runs import RunProgress, RunRecord
 
-__all__ = ["NodeTeller", "http_at"]
+__all__ = ["REQUEST_S", "NodeTeller"]
 
 _LOG = logging.getLogger(__name__)
 EVERY_S: Final = 5.0
@@ -86,19 +85,3 @@ class NodeTeller:
             "machine": self._machine, "started_s": self._record.started,
             "updated_s": told.pop("updated"), "rows_per_s": round(progress.rows_per_s, 1), **told,
         }  # fmt: skip
-
-
-def http_at(bucket: str, at: NodeOptions) -> HttpClient:
-    """Return the HTTP port of the node that a command was told.
-
-    Raises:
-        MillstreamError: as `millstream.connect`; `no_http`.
-    """
-    from millstream.cli.pipelines.run import source_options
-    from millstream.pipelines.change_stream.control import open_client
-
-    who = at.who
-    with open_client(source_options(bucket, at)) as client:
-        return http_of(
-            client, user=who.user, password=who.password or "", tls=at.tls, timeout_s=REQUEST_S
-        )

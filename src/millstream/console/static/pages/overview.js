@@ -138,7 +138,7 @@ function Node(/** @type {{isAdmin: boolean}} */ { isAdmin }) {
       <dt>Identity</dt><dd class="mono">${data.uuid}</dd>
       ${cluster.data && html`<dt>Cluster</dt><dd><a href="#/cluster">${cluster.data.cluster.name}</a>, ${sessions} of ${counted(cluster.data.nodes.length, "node")} heard now</dd>`}
       ${cluster.error?.code === "not_managed" && html`<dt>Cluster</dt><dd>none. <a href="#/cluster">Make one</a></dd>`}
-      ${Object.entries(data.listeners).map(([name, address]) => html`<dt>${LISTENERS[name] ?? name}</dt><dd class="mono">${address}</dd>`)}
+      ${Object.entries(data.listeners).filter(([, address]) => address).map(([name, address]) => html`<dt>${LISTENERS[name] ?? name}</dt><dd class="mono">${address}</dd>`)}
     </dl>`}</${Shown}></section>`;
 }
 

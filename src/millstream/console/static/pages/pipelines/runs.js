@@ -61,7 +61,7 @@ const seconds = (/** @type {number} */ at) => html`<${Time} ms=${at * 1000} />`;
 const stateOf = (run) => (run.error ? ["bad", run.is_over ? "failed" : "failing"] : run.is_over ? ["plain", "ended"] : ["good", "running"]);
 
 const COLUMNS = [
-  { name: "Name", sort: (/** @type {Run} */ row) => row.name, show: (/** @type {Run} */ row) => html`<bdi class="mono">${row.name}</bdi>` },
+  { name: "Name", sort: (/** @type {Run} */ row) => row.name, show: (/** @type {Run} */ row) => html`<bdi class="mono roomy">${row.name}</bdi>` },
   { name: "Machine", sort: (/** @type {Run} */ row) => row.machine, show: (/** @type {Run} */ row) => html`<bdi>${row.machine}</bdi>` },
   { name: "Bucket", sort: (/** @type {Run} */ row) => row.bucket, show: (/** @type {Run} */ row) => html`<bdi>${row.bucket}</bdi>` },
   { name: "State", sort: (/** @type {Run} */ row) => stateOf(row)[1], show: (/** @type {Run} */ row) => html`<${Badge} kind=${stateOf(row)[0]}>${stateOf(row)[1]}</${Badge}>` },
@@ -88,7 +88,7 @@ function Chosen({ run }) {
 const CHAIN = [
   { name: "Manifest", isNumber: true, show: (/** @type {any} */ one) => one.id },
   { name: "On top of", isNumber: true, show: (/** @type {any} */ one) => one.parent ?? "full backup" },
-  { name: "Made", show: (/** @type {any} */ one) => html`<${Time} ms=${Date.parse(one.created)} />` },
+  { name: "Made", show: (/** @type {any} */ one) => html`<span class="nowrap"><${Time} ms=${Date.parse(one.created)} /></span>` },
   { name: "Rows", isNumber: true, show: (/** @type {any} */ one) => whole(one.rows) },
   { name: "Size", isNumber: true, show: (/** @type {any} */ one) => bytes(one.bytes) },
 ];
