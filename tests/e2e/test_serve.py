@@ -94,6 +94,14 @@ def test_closed_listeners_are_null_and_sigint_is_a_clean_stop(make_node):
     assert node._process.wait(60) == 0
 
 
+def test_a_signal_to_all_processes_is_a_clean_stop_and_logs_no_error(make_node):
+    node = make_node("--log-json", "--coord", FREE, "--peer", FREE).start()
+    os.killpg(node.pid, signal.SIGTERM)
+    assert node.wait() == 0
+    levels = {json.loads(line)["level"] for line in node.log().splitlines()}
+    assert not levels & {"error", "critical"}, node.log()
+
+
 def test_buckets_and_settings_survive_a_restart(make_node, tmp_path):
     config = tmp_path / "node.toml"
     config.write_text('bucket = ["orders:8"]\nlog-json = true\nlog-level = "debug"\n')

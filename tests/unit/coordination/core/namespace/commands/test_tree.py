@@ -51,6 +51,8 @@ def test_creating_what_is_there_changes_nothing(tree: Tree) -> None:
     for kind in ("LIST", "SET", "QUEUE", "COUNTER"):  # of another type it is no repeat
         assert tree.do("CREATE", kind, "/ns/a") == b"-WRONGTYPE /ns/a is a BINARY"
     assert tree.bytes == before
+    tree.do("CREATE", "LIST", "/ns/list")
+    assert tree.do("CREATE", "BINARY", "/ns/list", "x") == b"-WRONGTYPE /ns/list is a LIST"
 
 
 def test_missing_parents_are_made_if_asked_for(tree: Tree) -> None:
