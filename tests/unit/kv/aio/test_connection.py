@@ -48,13 +48,17 @@ async def test_a_little_is_not_counted() -> None:
     assert server.guests.held_bytes == 0
 
 
-async def test_what_clients_send_is_counted_for_the_bucket() -> None:
+async def test_what_clients_send_and_get_is_counted_for_the_bucket() -> None:
     server = new_server()
     half_sent(server, 100_000)
     connection, _ = connect(server)
     connection.data_received(request(Opcode.NOOP))
     told = server.buckets["default"].published.read("clients")
-    assert told == {"clients_received_bytes_total": 100_024}
+    assert told == {
+        "clients_received_bytes_total": 100_024,
+        "clients_sent_bytes_total": 24,
+        "clients_reads_total": 0,
+    }
 
 
 async def test_replies_that_are_not_taken_count() -> None:

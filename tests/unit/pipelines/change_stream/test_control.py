@@ -104,7 +104,7 @@ def test_a_partition_that_moves_while_it_is_leased_is_asked_for_where_it_is_then
     client.failures = [StreamError("dead here", code="lease_lost"), UnavailableError("away")]
     assert node_control.open_lease([0])[0].partition_id == 0
     assert client.calls == ["open_lease", "refresh_map"] * 2 + ["open_lease"]
-    client.failures = [StreamError("another")]
+    client.failures = [StreamError("another", code="unknown_branch")]
     with pytest.raises(StreamError, match="another"):
         node_control.open_lease([0])
     client.failures = [StreamError("dead here", code="lease_lost")]
