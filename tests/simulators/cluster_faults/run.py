@@ -266,6 +266,8 @@ class _Run:
         wrong += members.log_faults()
         if members.counts["ended by itself"]:
             wrong.append(f"{members.counts['ended by itself']} nodes ended by themselves")
+        if self._spark is not None:
+            self._spark.stop()
         return wrong + members.stop_and_check()
 
     def _documents(self, keys: Sequence[str]) -> dict[str, int]:

@@ -32,7 +32,7 @@ class SparkFollower:
         session = local_session("cluster-faults", work_dir=folder / "spark")
         stack.callback(session.stop)
         self._table = TableFollower(session, ",".join(kvs), BUCKET, folder / "spark")
-        stack.callback(self._table.query.stop)
+        stack.callback(self.stop)
         until(self._has_begun, wait_s=BEGUN_S_MAX)
 
     def _has_begun(self) -> bool:
@@ -42,6 +42,10 @@ class SparkFollower:
     def check(self) -> None:
         """Fail if it ended."""
         assert self._table.query.isActive, f"the query ended: {self._table.query.exception()}"
+
+    def stop(self) -> None:
+        """End it, while there are nodes: without any it waits for them before it ends."""
+        self._table.query.stop()
 
     def state(self) -> dict[str, Any]:
         """Return key -> document."""
