@@ -34,6 +34,8 @@ SETTLE_S_MAX = 300.0
 """From the healing of everything until all copies and index parts are there again."""
 _ASK_S = 3.0
 _REPEAT_S = 5.0
+_SHOWN_LINES = 40
+"""Of a log, where something is wrong."""
 
 
 class Members(Nodes):
@@ -211,10 +213,13 @@ class Members(Nodes):
         return wrong
 
     def log_faults(self) -> list[str]:
-        """Return lines of logs that no fault of the environment explains."""
-        return [
-            f"log of node {node}: {line}"
-            for node in self.numbers
-            for line in self.processes[node].log().splitlines()
-            if line.startswith(("Traceback", "AssertionError"))
-        ]
+        """Return what logs have that no fault of the environment explains."""
+        found = []
+        for node in self.numbers:
+            lines = self.processes[node].log().splitlines()
+            found += [
+                "\n".join([f"log of node {node}:", *lines[max(0, at - 3) : at + _SHOWN_LINES]])
+                for at, line in enumerate(lines)
+                if line.startswith(("Traceback", "AssertionError"))
+            ]
+        return found
