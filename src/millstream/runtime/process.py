@@ -172,10 +172,10 @@ class DirectoryLock(FileLock):
 
 
 def calm_collector() -> None:
-    """Keep the garbage collector from walking over long-lived data, and its walks short.
+    """Let the garbage collector leave long-lived data alone, and take short walks.
 
     Once, when everything is loaded. With a million live objects this makes allocation several
-    times cheaper, and no walk holds a loop up for more than a millisecond or two.
+    times cheaper.
     """
     gc.collect()
     gc.freeze()

@@ -63,7 +63,7 @@ OverwriteOption = Annotated[
 MISSING_SHOWN_MAX = 10
 """Attachments, and documents that were not written, that a restore names."""
 INCREMENTS_MAX = 50
-"""Backups of a chain, the newest, that the node is told."""
+"""The node is told of at most so many backups of a chain, the newest ones."""
 _AGAIN = "it has no manifest and does not count, what was there is as it was; run it again"
 _REST = "what it has written stays; run it again for the rest"
 
